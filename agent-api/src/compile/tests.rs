@@ -1,0 +1,96 @@
+use super::*;
+use crate::parse_manifests;
+
+const CODING: &str = include_str!("../../../chart/examples/coding-agent.yaml");
+const MULTI: &str = include_str!("../../../chart/examples/multi-agent.yaml");
+
+fn policies(text: &str) -> Vec<AgentNetworkPolicy> {
+    parse_manifests(text).unwrap()
+}
+
+#[test]
+fn the_proxy_reads_what_the_compiler_writes() {
+    let (document, invalid) = compile(
+        &policies(&format!("{CODING}\n---\n{MULTI}")),
+        &CompileOptions::default(),
+    );
+    assert!(invalid.is_empty(), "{invalid:?}");
+    let read = RuntimePolicy::parse(document.to_json().as_bytes()).unwrap();
+    assert_eq!(read.policies.len(), 2);
+    assert_eq!(read.rules.len(), 5);
+    assert_eq!(read.version, document.version);
+}
+
+#[test]
+fn a_secret_reference_becomes_a_file_below_the_credentials_directory() {
+    let (document, _) = compile(&policies(CODING), &CompileOptions::default());
+    let rule = document
+        .rules
+        .iter()
+        .find(|rule| rule.kind == RuleKind::Credential)
+        .unwrap();
+    assert_eq!(
+        rule.value_from_file.as_deref(),
+        Some("zeroproxy-credentials/REPO_TOKEN")
+    );
+}
+
+#[test]
+fn the_order_of_the_objects_changes_nothing() {
+    let mut objects = policies(&format!("{CODING}\n---\n{MULTI}"));
+    let (one, _) = compile(&objects, &CompileOptions::default());
+    objects.reverse();
+    let (other, _) = compile(&objects, &CompileOptions::default());
+    assert_eq!(one.to_json(), other.to_json());
+}
+
+#[test]
+fn a_policy_of_another_namespace_applies_to_its_own_pods_only() {
+    let text = MULTI.replace("tke-agent-network-real", "team-a");
+    let (document, invalid) = compile(&policies(&text), &CompileOptions::default());
+    assert!(invalid.is_empty(), "{invalid:?}");
+    assert_eq!(document.policies[0].subjects.namespaces, ["team-a"]);
+    assert!(!document.policies[0].subjects.all_namespaces);
+}
+
+#[test]
+fn an_invalid_policy_is_left_out_and_takes_no_other_down() {
+    for (from, to, says) in [
+        (
+            "name: zeroproxy-credentials",
+            "name: other-secret",
+            "zeroproxy.credentialSecrets",
+        ),
+        (
+            "host: git.internal.example.com",
+            "host: \"bad host\"",
+            "private-git",
+        ),
+        (
+            "namespace: tke-agent-network-real",
+            "namespace: team-a",
+            "credentials are for policies",
+        ),
+    ] {
+        let text = format!("{}\n---\n{MULTI}", CODING.replace(from, to));
+        let (document, invalid) = compile(&policies(&text), &CompileOptions::default());
+        assert_eq!(invalid.len(), 1, "{to}");
+        assert!(invalid[0].to_string().contains(says), "{}", invalid[0]);
+        assert!(
+            invalid[0].to_string().contains("coding-agent-network"),
+            "{}",
+            invalid[0]
+        );
+        assert_eq!(document.policies.len(), 1, "{to}");
+        assert_eq!(document.policies[0].name, "multi-agent-gateway");
+    }
+}
+
+#[test]
+fn one_of_two_objects_with_the_same_name_is_left_out() {
+    let (document, invalid) = compile(
+        &policies(&format!("{MULTI}\n---\n{MULTI}")),
+        &CompileOptions::default(),
+    );
+    assert_eq!((document.policies.len(), invalid.len()), (1, 1));
+}
