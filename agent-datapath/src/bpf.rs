@@ -1,0 +1,161 @@
+//! The bpf(2) calls on links that aya has no way to make.
+//!
+//! aya 0.14 tells neither what a link is attached to, nor updates a link that was loaded from a pin for every kind
+//! of program. Everything else goes through aya.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
+
+const BPF_LINK_TYPE_NETNS: u32 = 5;
+const BPF_LINK_TYPE_TCX: u32 = 11;
+
+/// What a link is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkTarget {
+    /// A network namespace, by the inode of its file; 0 when it is gone.
+    Netns(u32),
+    /// An interface by its index; 0 when it is gone.
+    Interface(u32),
+    /// Something that we attach to nothing.
+    Other,
+}
+
+/// A link, opened from its pin.
+#[derive(Debug)]
+pub(crate) struct PinnedLink {
+    fd: OwnedFd,
+    /// The program it runs.
+    pub(crate) program_id: u32,
+    /// What it is attached to.
+    pub(crate) target: LinkTarget,
+}
+
+impl PinnedLink {
+    /// Opens a pinned link; nothing when there is no such pin.
+    #[expect(
+        unsafe_code,
+        reason = "takes ownership of the descriptor that the kernel returned"
+    )]
+    pub(crate) fn open(path: &Path) -> io::Result<Option<Self>> {
+        let path = CString::new(path.as_os_str().as_bytes())?;
+        let mut get = ObjGet {
+            pathname: path.as_ptr() as u64,
+            ..ObjGet::default()
+        };
+        let fd = match bpf(BPF_OBJ_GET, &mut get) {
+            Ok(fd) => fd,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // SAFETY: the call succeeded, so this is a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut info = LinkInfo::default();
+        let mut get_info = ObjGetInfo {
+            bpf_fd: fd.as_raw_fd().cast_unsigned(),
+            info_len: size_of::<LinkInfo>() as u32,
+            info: (&raw mut info) as u64,
+        };
+        bpf(BPF_OBJ_GET_INFO_BY_FD, &mut get_info)?;
+        let target = match info.kind {
+            BPF_LINK_TYPE_NETNS => LinkTarget::Netns(info.target),
+            BPF_LINK_TYPE_TCX => LinkTarget::Interface(info.target),
+            _ => LinkTarget::Other,
+        };
+        Ok(Some(Self {
+            fd,
+            program_id: info.program_id,
+            target,
+        }))
+    }
+
+    /// Puts another program in the place of the link's, in one step.
+    pub(crate) fn update(&self, program: &impl AsFd) -> io::Result<()> {
+        let mut update = LinkUpdate {
+            link_fd: self.fd.as_raw_fd().cast_unsigned(),
+            new_program_fd: program.as_fd().as_raw_fd().cast_unsigned(),
+            ..LinkUpdate::default()
+        };
+        bpf(BPF_LINK_UPDATE, &mut update).map(|_| ())
+    }
+
+    /// Takes the program off, at once: the kernel takes its time with links whose pin is merely removed.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        let mut detach = LinkDetach {
+            link_fd: self.fd.as_raw_fd().cast_unsigned(),
+        };
+        bpf(BPF_LINK_DETACH, &mut detach).map(|_| ())
+    }
+}
+
+/// `bpf_attr` of BPF_LINK_DETACH.
+#[repr(C)]
+#[derive(Default)]
+struct LinkDetach {
+    link_fd: u32,
+}
+
+/// `bpf_attr` of BPF_OBJ_GET.
+#[repr(C)]
+#[derive(Default)]
+struct ObjGet {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+/// `bpf_attr` of BPF_OBJ_GET_INFO_BY_FD.
+#[repr(C)]
+#[derive(Default)]
+struct ObjGetInfo {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// `bpf_attr` of BPF_LINK_UPDATE.
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_program_fd: u32,
+    flags: u32,
+    old_program_fd: u32,
+}
+
+/// The beginning of `bpf_link_info`, with room for what newer kernels add.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program_id: u32,
+    padding: u32,
+    /// `netns.netns_ino` or `tcx.ifindex`: first in the union.
+    target: u32,
+    attach_type: u32,
+    rest: [u64; 8],
+}
+
+/// Calls bpf(2) with one of the structures above.
+#[expect(unsafe_code, reason = "aya exports no bpf(2) call for these commands")]
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: `attr` is a whole `#[repr(C)]` prefix of `bpf_attr` for this command, and lives through the call; the
+    // pointers in it do too.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<T>()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result as i32)
+}

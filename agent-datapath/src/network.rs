@@ -1,0 +1,108 @@
+//! The node's own part of the network, in one place: bridge, settings, policy route and nftables table.
+//!
+//! Set up as a whole, compared as a whole, taken down as a whole. A pod's part is in `link` and `bridge`; programs and
+//! maps are not here at all.
+
+use std::path::PathBuf;
+
+use crate::{
+    bridge::{self, Bridge},
+    error::NetError,
+    link, nft,
+    routing::PolicyRoute,
+    rtnl::Rtnl,
+    sysctl,
+};
+
+/// A mark that occupies some bits of a packet's mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaskedMark {
+    /// The bits set.
+    pub value: u32,
+    /// The bits that are ours.
+    pub mask: u32,
+}
+
+/// All that the node's network needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeNetwork {
+    /// The bridge with its MAC and the gateway address; its network is the pool of Fake IPs.
+    pub bridge: Bridge,
+    /// The mark of packets for the proxy.
+    pub proxy: MaskedMark,
+    /// The mark of packets for a Service CIDR.
+    pub service: MaskedMark,
+    /// The routing table that makes the proxy's packets local.
+    pub route_table: u32,
+    /// The preference of the rule that leads there.
+    pub rule_pref: u32,
+    /// Where the sysctl values from before are kept.
+    pub sysctl_record: PathBuf,
+}
+
+impl NodeNetwork {
+    fn policy_route(&self) -> PolicyRoute {
+        PolicyRoute {
+            iif: self.bridge.name.clone(),
+            mark: self.proxy.value,
+            mask: self.proxy.mask,
+            table: self.route_table,
+            pref: self.rule_pref,
+        }
+    }
+}
+
+/// Sets the node's network up in the calling thread's network namespace and answers the bridge's ifindex. What is
+/// right already is left alone; what is not is mended, the bridge's address included.
+///
+/// The rules come before the bridge is up: at no instant can a pod's packet meet a node without them.
+///
+/// # Errors
+/// The first step that failed. What was done stays: it is the same on the next try, and closed without the rest.
+pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
+    let rtnl = Rtnl::connect()?;
+    nft::ensure(&nft::ruleset::table(node))?;
+    let index = bridge::ensure(&rtnl, &node.bridge).await?;
+    sysctl::ensure(
+        &sysctl::node_settings(&node.bridge.name),
+        Some(&node.sysctl_record),
+    )?;
+    // a local route on a loopback that is down leads nowhere
+    link::ensure_up(&rtnl, "lo").await?;
+    node.policy_route().ensure(&rtnl).await?;
+    bridge::up(&rtnl, &node.bridge, index).await?;
+    Ok(index)
+}
+
+/// Compares the node's network with what [`ensure_node`] makes, and answers the bridge's ifindex.
+///
+/// # Errors
+/// The first difference.
+pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
+    let rtnl = Rtnl::connect()?;
+    let index = bridge::check(&rtnl, &node.bridge).await?;
+    sysctl::check(&sysctl::node_settings(&node.bridge.name))?;
+    node.policy_route().check(&rtnl).await?;
+    nft::check(&nft::ruleset::table(node))?;
+    Ok(index)
+}
+
+/// Takes everything down that [`ensure_node`] made; what is gone already is fine. Goes on after errors.
+///
+/// # Errors
+/// `Several`, with all that did not work.
+pub async fn remove_node(node: &NodeNetwork) -> Result<(), NetError> {
+    let rtnl = Rtnl::connect()?;
+    // the bridge first: without it no pod's packet arrives, so the rules can go
+    let mut errors = Vec::new();
+    errors.extend(link::delete_link(&rtnl, &node.bridge.name).await.err());
+    errors.extend(node.policy_route().remove(&rtnl).await.err());
+    errors.extend(nft::remove(nft::ruleset::TABLE).err());
+    let settings = sysctl::node_settings(&node.bridge.name);
+    errors.extend(sysctl::restore(&settings, &node.sysctl_record).err());
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(NetError::Several(errors))
+    }
+}

@@ -1,0 +1,192 @@
+//! The table `ip agent_network`: the connection-tracking exemption for the proxy's packets, the masquerade for
+//! services, and a second lock behind the eBPF programs.
+//!
+//! An `accept` here ends only our own chain; a `drop` is final. So whatever kube-proxy, a firewall or another agent
+//! accept, what these rules refuse stays refused.
+
+use super::value::{Chain, ChainKind, Ct, Expr, Hook, Meta, Rule, Table};
+use crate::network::NodeNetwork;
+
+/// The table's name.
+pub const TABLE: &str = "agent_network";
+
+/// `NF_IP_PRI_RAW`: before connection tracking.
+const PRIORITY_RAW: i32 = -300;
+const PRIORITY_FILTER: i32 = 0;
+/// `NF_IP_PRI_NAT_SRC`.
+const PRIORITY_SOURCE_NAT: i32 = 100;
+/// After IPVS, which takes a service's packets out of the input hook at 98 and 99 (`net/netfilter/ipvs/ip_vs_core.c`):
+/// what it left is for the node itself.
+const PRIORITY_AFTER_IPVS: i32 = 101;
+/// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED) | NF_CT_STATE_BIT(IP_CT_RELATED)`.
+const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
+/// `IPS_DST_NAT`.
+const DESTINATION_TRANSLATED: u32 = 1 << 5;
+
+/// The table for a node.
+pub fn table(node: &NodeNetwork) -> Table {
+    Table {
+        name: TABLE,
+        chains: vec![
+            prerouting(node),
+            input(node),
+            forward(node),
+            postrouting(node),
+        ],
+    }
+}
+
+fn prerouting(node: &NodeNetwork) -> Chain {
+    Chain {
+        name: "raw_prerouting",
+        kind: ChainKind::Filter,
+        hook: Hook::Prerouting,
+        priority: PRIORITY_RAW,
+        rules: vec![rule(
+            "the proxy's packets keep their destination",
+            [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
+        )],
+    }
+}
+
+fn input(node: &NodeNetwork) -> Chain {
+    Chain {
+        name: "input",
+        kind: ChainKind::Filter,
+        hook: Hook::Input,
+        priority: PRIORITY_AFTER_IPVS,
+        rules: vec![
+            rule(
+                "no service is a way to the node itself",
+                [from_pods(node), marked(node.service), refuse()],
+            ),
+            rule(
+                "to the proxy",
+                [from_pods(node), marked(node.proxy), vec![Expr::Accept]],
+            ),
+            rule(
+                "answers to the node, as to kubelet's probes",
+                [from_pods(node), known_connection(), vec![Expr::Accept]],
+            ),
+            rule(
+                "nothing else from a pod to the node",
+                [from_pods(node), refuse()],
+            ),
+        ],
+    }
+}
+
+fn forward(node: &NodeNetwork) -> Chain {
+    Chain {
+        name: "forward",
+        kind: ChainKind::Filter,
+        hook: Hook::Forward,
+        priority: PRIORITY_FILTER,
+        rules: vec![
+            rule(
+                "no service is a way around the proxy to another pod",
+                [from_pods(node), to_pods(node), refuse()],
+            ),
+            rule(
+                "what kube-proxy gave a backend",
+                [
+                    from_pods(node),
+                    marked(node.service),
+                    translated(),
+                    vec![Expr::Accept],
+                ],
+            ),
+            rule(
+                "nothing else from a pod through the node",
+                [from_pods(node), refuse()],
+            ),
+            rule(
+                "answers to a pod",
+                [to_pods(node), known_connection(), vec![Expr::Accept]],
+            ),
+            rule(
+                "nothing else through the node to a pod",
+                [to_pods(node), refuse()],
+            ),
+        ],
+    }
+}
+
+fn postrouting(node: &NodeNetwork) -> Chain {
+    let pool = node.bridge.address.trunc();
+    let source = vec![
+        Expr::SourceAddress,
+        Expr::Mask(pool.netmask().octets()),
+        Expr::Equal(pool.addr().octets().to_vec()),
+    ];
+    Chain {
+        name: "postrouting",
+        kind: ChainKind::Nat,
+        hook: Hook::Postrouting,
+        priority: PRIORITY_SOURCE_NAT,
+        rules: vec![rule(
+            "to a service's backend with the node's address",
+            [
+                source,
+                marked(node.service),
+                vec![Expr::Counter, Expr::Masquerade],
+            ],
+        )],
+    }
+}
+
+fn rule<const N: usize>(purpose: &'static str, parts: [Vec<Expr>; N]) -> Rule {
+    Rule {
+        purpose,
+        expressions: parts.into_iter().flatten().collect(),
+    }
+}
+
+fn from_pods(node: &NodeNetwork) -> Vec<Expr> {
+    vec![
+        Expr::Meta(Meta::InputName),
+        Expr::Equal(interface(&node.bridge.name)),
+    ]
+}
+
+fn to_pods(node: &NodeNetwork) -> Vec<Expr> {
+    vec![
+        Expr::Meta(Meta::OutputName),
+        Expr::Equal(interface(&node.bridge.name)),
+    ]
+}
+
+fn marked(mark: crate::network::MaskedMark) -> Vec<Expr> {
+    vec![
+        Expr::Meta(Meta::Mark),
+        Expr::Mask(mark.mask.to_ne_bytes()),
+        Expr::Equal(mark.value.to_ne_bytes().to_vec()),
+    ]
+}
+
+fn known_connection() -> Vec<Expr> {
+    any_bit(Ct::State, ESTABLISHED_OR_RELATED)
+}
+
+fn translated() -> Vec<Expr> {
+    any_bit(Ct::Status, DESTINATION_TRANSLATED)
+}
+
+fn any_bit(key: Ct, bits: u32) -> Vec<Expr> {
+    vec![
+        Expr::Ct(key),
+        Expr::Mask(bits.to_ne_bytes()),
+        Expr::NotEqual(vec![0; 4]),
+    ]
+}
+
+fn refuse() -> Vec<Expr> {
+    vec![Expr::Counter, Expr::Drop]
+}
+
+/// An interface name as the register holds it: IFNAMSIZ bytes, so that it matches exactly.
+fn interface(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(libc::IFNAMSIZ, 0);
+    bytes
+}

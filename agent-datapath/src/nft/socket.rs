@@ -1,0 +1,155 @@
+//! The netfilter netlink socket: sends one transaction or one question, and reads what the kernel says to it.
+
+use std::{io, os::fd::AsRawFd, os::fd::BorrowedFd};
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use nix::sys::{
+    socket::{setsockopt, sockopt::ReceiveTimeout},
+    time::TimeVal,
+};
+
+use super::encode::Batch;
+
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const HEADER: usize = 16;
+const NFGENMSG: usize = 4;
+/// How long the kernel may take; a transaction takes milliseconds unless the machine is overloaded.
+const PATIENCE_SECONDS: i64 = 10;
+
+/// A socket in the calling thread's network namespace.
+pub(super) struct NftSocket(Socket);
+
+impl NftSocket {
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        let patience = TimeVal::new(PATIENCE_SECONDS, 0);
+        setsockopt(&borrow(&socket), ReceiveTimeout, &patience)?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a transaction and waits until the kernel has acknowledged every part of it.
+    pub(super) fn commit(&self, batch: &Batch) -> io::Result<()> {
+        self.0.send(&batch.bytes, 0)?;
+        let mut waiting = batch.acknowledgements;
+        while waiting > 0 {
+            let (datagram, _) = self.0.recv_from_full()?;
+            for message in Messages(&datagram) {
+                if message.kind == NLMSG_ERROR {
+                    message.answer()?;
+                    waiting = waiting.saturating_sub(1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for one object and answers its attributes.
+    pub(super) fn one(&self, question: &[u8]) -> io::Result<Vec<u8>> {
+        self.0.send(question, 0)?;
+        let (datagram, _) = self.0.recv_from_full()?;
+        for message in Messages(&datagram) {
+            if message.kind == NLMSG_ERROR {
+                message.answer()?;
+            } else if let Some(body) = message.body.get(NFGENMSG..) {
+                return Ok(body.to_vec());
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the kernel's answer is empty",
+        ))
+    }
+
+    /// Asks for a dump and answers the attributes of each object.
+    pub(super) fn all(&self, question: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        self.0.send(question, 0)?;
+        let mut objects = Vec::new();
+        loop {
+            let (datagram, _) = self.0.recv_from_full()?;
+            for message in Messages(&datagram) {
+                match message.kind {
+                    NLMSG_DONE => return Ok(objects),
+                    NLMSG_ERROR => message.answer()?,
+                    _ => objects.extend(message.body.get(NFGENMSG..).map(<[u8]>::to_vec)),
+                }
+            }
+        }
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "netlink-sys offers the descriptor as a number only"
+)]
+fn borrow(socket: &Socket) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open for as long as the socket that the result borrows
+    unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
+}
+
+struct Message<'a> {
+    kind: u16,
+    body: &'a [u8],
+}
+
+impl Message<'_> {
+    /// The error number in an error message; zero is an acknowledgement.
+    fn answer(&self) -> io::Result<()> {
+        let code = self
+            .body
+            .first_chunk()
+            .map_or(-libc::EPROTO, |code| i32::from_ne_bytes(*code));
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(-code))
+        }
+    }
+}
+
+/// The messages of one datagram.
+struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    fn next(&mut self) -> Option<Message<'a>> {
+        let length = u32::from_ne_bytes(*self.0.first_chunk()?) as usize;
+        let kind = u16::from_ne_bytes(self.0.get(4..6)?.try_into().ok()?);
+        let body = self.0.get(HEADER..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Message { kind, body })
+    }
+}
+
+/// The value of the first attribute of a kind.
+pub(super) fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & 0x3fff;
+        let value = bytes.get(4..length)?;
+        if kind == wanted {
+            return Some(value);
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cut_messages_and_attributes_end_the_reading() {
+        assert_eq!(Messages(&[40, 0, 0, 0, 2, 0]).count(), 0);
+        assert_eq!(Messages(&[0; 15]).count(), 0);
+        assert_eq!(attribute(&[40, 0, 1, 0, 1], 1), None);
+        assert_eq!(attribute(&[0, 0, 0, 0], 1), None);
+        assert_eq!(
+            attribute(&[5, 0, 1, 0, 9, 0, 0, 0, 6, 0, 2, 0, 7, 8], 2),
+            Some(&[7, 8][..])
+        );
+    }
+}

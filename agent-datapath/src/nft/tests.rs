@@ -1,0 +1,156 @@
+use std::{path::PathBuf, process::Command};
+
+use nix::sched::{CloneFlags, unshare};
+
+use super::*;
+use crate::{
+    bridge::Bridge,
+    network::{MaskedMark, NodeNetwork},
+};
+
+fn node() -> NodeNetwork {
+    NodeNetwork {
+        bridge: Bridge {
+            name: "agentcni0".into(),
+            mac: [2, 0xa9, 169, 254, 9, 1],
+            address: "169.254.9.1/24".parse().unwrap(),
+        },
+        proxy: MaskedMark {
+            value: 0x0a00_0000,
+            mask: 0x0f00_0000,
+        },
+        service: MaskedMark {
+            value: 0x77,
+            mask: 0xff,
+        },
+        route_table: 18080,
+        rule_pref: 100,
+        sysctl_record: PathBuf::new(),
+    }
+}
+
+/// Runs on a thread of its own in a network namespace of its own, which ends with the thread.
+fn in_new_namespace(test: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)
+            .expect("these tests make network namespaces: run them as root");
+        test();
+    })
+    .join()
+    .unwrap();
+}
+
+fn nft(arguments: &[&str]) -> String {
+    let output = Command::new("nft")
+        .args(arguments)
+        .output()
+        .expect("nft is installed");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn listing() -> String {
+    nft(&["--stateless", "list", "table", "ip", "agent_network"])
+}
+
+/// What nft shows, without the hash in each comment.
+const EXPECTED: &str = r#"table ip agent_network {
+	chain raw_prerouting {
+		type filter hook prerouting priority raw; policy accept;
+		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 notrack comment "the proxy's packets keep their destination"
+	}
+
+	chain input {
+		type filter hook input priority 101; policy accept;
+		iifname "agentcni0" meta mark & 0x000000ff == 0x00000077 counter drop comment "no service is a way to the node itself"
+		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 accept comment "to the proxy"
+		iifname "agentcni0" ct state established,related accept comment "answers to the node, as to kubelet's probes"
+		iifname "agentcni0" counter drop comment "nothing else from a pod to the node"
+	}
+
+	chain forward {
+		type filter hook forward priority filter; policy accept;
+		iifname "agentcni0" oifname "agentcni0" counter drop comment "no service is a way around the proxy to another pod"
+		iifname "agentcni0" meta mark & 0x000000ff == 0x00000077 ct status dnat accept comment "what kube-proxy gave a backend"
+		iifname "agentcni0" counter drop comment "nothing else from a pod through the node"
+		oifname "agentcni0" ct state established,related accept comment "answers to a pod"
+		oifname "agentcni0" counter drop comment "nothing else through the node to a pod"
+	}
+
+	chain postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 counter masquerade fully-random comment "to a service's backend with the node's address"
+	}
+}
+"#;
+
+#[test]
+fn the_kernel_has_what_the_values_say() {
+    in_new_namespace(|| {
+        ensure(&ruleset::table(&node())).unwrap();
+        let hash = format!(" [{:016x}]", encode::generation(&ruleset::table(&node())));
+        assert_eq!(listing().replace(&hash, ""), EXPECTED);
+    });
+}
+
+#[test]
+fn a_table_that_is_right_is_not_written_again() {
+    in_new_namespace(|| {
+        let table = ruleset::table(&node());
+        ensure(&table).unwrap();
+        let before = nft(&["--handle", "list", "table", "ip", "agent_network"]);
+        ensure(&table).unwrap();
+        assert_eq!(
+            nft(&["--handle", "list", "table", "ip", "agent_network"]),
+            before
+        );
+        check(&table).unwrap();
+    });
+}
+
+#[test]
+fn whatever_is_changed_in_the_table_is_found_and_mended() {
+    in_new_namespace(|| {
+        let table = ruleset::table(&node());
+        assert!(check(&table).is_err());
+        ensure(&table).unwrap();
+        let right = listing();
+        for change in [
+            "flush table ip agent_network",
+            "delete table ip agent_network",
+            "flush chain ip agent_network forward",
+            "insert rule ip agent_network input accept",
+            "add rule ip agent_network postrouting accept",
+            "add table ip agent_network { flags dormant; }",
+            "delete table ip agent_network; add table ip agent_network; add chain ip agent_network input",
+        ] {
+            nft(&[change]);
+            assert!(check(&table).is_err(), "not found: {change}");
+            ensure(&table).unwrap();
+            check(&table).unwrap();
+            assert_eq!(listing(), right, "not mended: {change}");
+        }
+    });
+}
+
+#[test]
+fn another_configuration_replaces_the_table_and_leaves_others_alone() {
+    in_new_namespace(|| {
+        nft(&["add table ip other; add chain ip other c; add rule ip other c counter"]);
+        ensure(&ruleset::table(&node())).unwrap();
+        let mut changed = node();
+        changed.bridge.address = "10.9.0.1/16".parse().unwrap();
+        let table = ruleset::table(&changed);
+        assert!(check(&table).is_err());
+        ensure(&table).unwrap();
+        assert!(listing().contains("ip saddr 10.9.0.0/16"));
+        assert!(nft(&["list", "tables"]).contains("table ip other"));
+        remove(ruleset::TABLE).unwrap();
+        remove(ruleset::TABLE).unwrap();
+        assert_eq!(nft(&["list", "tables"]), "table ip other\n");
+    });
+}

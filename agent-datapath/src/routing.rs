@@ -1,0 +1,366 @@
+//! Routes and policy rules: the one that makes marked packets local, a pod's two routes, and what the node has.
+
+use std::net::Ipv4Addr;
+
+use futures_util::TryStreamExt;
+use ipnet::Ipv4Net;
+use netlink_packet_route::{
+    AddressFamily,
+    address::AddressAttribute,
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
+    rule::{RuleAction, RuleAttribute, RuleMessage},
+};
+use rtnetlink::{IpVersion, RouteMessageBuilder};
+
+use crate::{
+    error::NetError,
+    rtnl::{Doing, Rtnl},
+};
+
+/// `ip rule add pref PREF iif IIF fwmark MARK/MASK lookup TABLE` and `ip route add local default dev lo table TABLE`.
+///
+/// `iif` is essential: without it `src_valid_mark` and `tcp_fwmark_accept` break what the node itself does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyRoute {
+    /// The bridge's name.
+    pub iif: String,
+    /// The mark of packets for the proxy.
+    pub mark: u32,
+    /// The bits of the mark that are ours.
+    pub mask: u32,
+    /// The routing table.
+    pub table: u32,
+    /// The rule's preference.
+    pub pref: u32,
+}
+
+impl PolicyRoute {
+    /// Makes rule and route be there, once; a rule of ours for another mark is replaced.
+    ///
+    /// # Errors
+    /// `Refused` when the kernel says no.
+    pub async fn ensure(&self, rtnl: &Rtnl) -> Result<(), NetError> {
+        let lo = crate::link::index_of(rtnl, "lo")
+            .await?
+            .ok_or_else(|| NetError::NoLink { name: "lo".into() })?;
+        rtnl.handle()
+            .route()
+            .add(self.local_default(lo))
+            .replace()
+            .execute()
+            .await
+            .doing(|| format!("add the local default route to table {}", self.table))?;
+        let mut present = false;
+        for rule in self.rules(rtnl).await? {
+            if !present && self.is_this(&rule) {
+                present = true;
+            } else {
+                self.delete_rule(rtnl, rule).await?;
+            }
+        }
+        if !present {
+            let mut request = rtnl
+                .handle()
+                .rule()
+                .add()
+                .v4()
+                .priority(self.pref)
+                .input_interface(&self.iif)
+                .table_id(self.table)
+                .fw_mark(self.mark)
+                .action(RuleAction::ToTable);
+            request.message_mut().header.table = 0;
+            request
+                .message_mut()
+                .attributes
+                .push(RuleAttribute::FwMask(self.mask));
+            request
+                .execute()
+                .await
+                .doing_unless(libc::EEXIST, || self.describe_rule())?;
+        }
+        Ok(())
+    }
+
+    /// Removes rule and route; fine when they are gone.
+    ///
+    /// # Errors
+    /// `Refused` when the kernel says no.
+    pub async fn remove(&self, rtnl: &Rtnl) -> Result<(), NetError> {
+        for rule in self.rules(rtnl).await? {
+            self.delete_rule(rtnl, rule).await?;
+        }
+        let Some(lo) = crate::link::index_of(rtnl, "lo").await? else {
+            return Ok(());
+        };
+        rtnl.handle()
+            .route()
+            .del(self.local_default(lo))
+            .execute()
+            .await
+            .doing_unless(libc::ESRCH, || {
+                format!("remove the local default route from table {}", self.table)
+            })?;
+        Ok(())
+    }
+
+    /// Compares with what the kernel has.
+    ///
+    /// # Errors
+    /// `Differs` when the rule or the route is missing.
+    pub async fn check(&self, rtnl: &Rtnl) -> Result<(), NetError> {
+        if !self
+            .rules(rtnl)
+            .await?
+            .iter()
+            .any(|rule| self.is_this(rule))
+        {
+            return Err(NetError::differs(
+                format!("the policy rule of table {}", self.table),
+                "missing",
+                self.describe_rule(),
+            ));
+        }
+        let found = routes(rtnl).await?.iter().any(|route| {
+            table(route) == self.table
+                && route.header.kind == RouteType::Local
+                && destination(route).is_some_and(|net| net.prefix_len() == 0)
+        });
+        if found {
+            Ok(())
+        } else {
+            Err(NetError::differs(
+                format!("table {}", self.table),
+                "without a local default route",
+                "local default dev lo",
+            ))
+        }
+    }
+
+    fn describe_rule(&self) -> String {
+        format!(
+            "add rule pref {} iif {} fwmark {:#x}/{:#x} lookup {}",
+            self.pref, self.iif, self.mark, self.mask, self.table
+        )
+    }
+
+    fn local_default(&self, lo: u32) -> RouteMessage {
+        RouteMessageBuilder::<Ipv4Addr>::new()
+            .table_id(self.table)
+            .kind(RouteType::Local)
+            .scope(RouteScope::Host)
+            .output_interface(lo)
+            .build()
+    }
+
+    /// Every IPv4 rule that leads to our table.
+    async fn rules(&self, rtnl: &Rtnl) -> Result<Vec<RuleMessage>, NetError> {
+        let mut stream = rtnl.handle().rule().get(IpVersion::V4).execute();
+        let mut ours = Vec::new();
+        while let Some(rule) = stream
+            .try_next()
+            .await
+            .doing(|| "list policy rules".into())?
+        {
+            let leads_here = rule.attributes.contains(&RuleAttribute::Table(self.table))
+                || (self.table < 256 && u32::from(rule.header.table) == self.table);
+            if leads_here {
+                ours.push(rule);
+            }
+        }
+        Ok(ours)
+    }
+
+    fn is_this(&self, rule: &RuleMessage) -> bool {
+        let has = |wanted| rule.attributes.contains(&wanted);
+        has(RuleAttribute::Priority(self.pref))
+            && has(RuleAttribute::Iifname(self.iif.clone()))
+            && has(RuleAttribute::FwMark(self.mark))
+            && has(RuleAttribute::FwMask(self.mask))
+            && rule.header.action == RuleAction::ToTable
+            && rule.header.src_len == 0
+            && rule.header.dst_len == 0
+    }
+
+    async fn delete_rule(&self, rtnl: &Rtnl, rule: RuleMessage) -> Result<(), NetError> {
+        rtnl.handle()
+            .rule()
+            .del(rule)
+            .execute()
+            .await
+            .doing_unless(libc::ENOENT, || {
+                format!("remove a rule of table {}", self.table)
+            })?;
+        Ok(())
+    }
+}
+
+/// A pod's routes: the gateway on the link, everything else by it. A route that is there already is somebody else's,
+/// and an error: replacing it would take another interface's traffic.
+pub(crate) async fn add_pod_routes(
+    rtnl: &Rtnl,
+    index: u32,
+    gateway: Ipv4Addr,
+) -> Result<(), NetError> {
+    let to_gateway = RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(gateway, 32)
+        .scope(RouteScope::Link)
+        .output_interface(index)
+        .build();
+    let default = RouteMessageBuilder::<Ipv4Addr>::new()
+        .gateway(gateway)
+        .output_interface(index)
+        .build();
+    for (route, what) in [
+        (to_gateway, "to the gateway"),
+        (default, "to everything else"),
+    ] {
+        rtnl.handle()
+            .route()
+            .add(route)
+            .execute()
+            .await
+            .doing(|| format!("add the pod's route {what}"))?;
+    }
+    Ok(())
+}
+
+/// Compares the pod's routes.
+pub(crate) async fn check_pod_routes(
+    rtnl: &Rtnl,
+    index: u32,
+    gateway: Ipv4Addr,
+) -> Result<(), NetError> {
+    let routes = routes(rtnl).await?;
+    let leaves_here = |route: &RouteMessage| route.attributes.contains(&RouteAttribute::Oif(index));
+    let link = Ipv4Net::from(gateway);
+    let to_gateway = routes.iter().any(|route| {
+        leaves_here(route)
+            && route.header.scope == RouteScope::Link
+            && destination(route) == Some(link)
+    });
+    if !to_gateway {
+        return Err(NetError::differs(
+            format!("the pod's route to {gateway}"),
+            "missing",
+            "on the link",
+        ));
+    }
+    let by_gateway = RouteAttribute::Gateway(RouteAddress::Inet(gateway));
+    let default = routes.iter().any(|route| {
+        leaves_here(route)
+            && destination(route).is_some_and(|net| net.prefix_len() == 0)
+            && route.attributes.contains(&by_gateway)
+    });
+    if default {
+        Ok(())
+    } else {
+        Err(NetError::differs(
+            "the pod's default route",
+            "missing",
+            format!("via {gateway}"),
+        ))
+    }
+}
+
+/// The IPv4 networks that the node's addresses and routes use already, apart from what belongs to the interface
+/// `except` (our bridge) and default routes.
+///
+/// # Errors
+/// `Refused` when the kernel cannot be asked.
+pub async fn networks_in_use(rtnl: &Rtnl, except: &str) -> Result<Vec<Ipv4Net>, NetError> {
+    let ours = crate::link::index_of(rtnl, except).await?;
+    let mut networks: Vec<Ipv4Net> = routes(rtnl)
+        .await?
+        .iter()
+        .filter(|route| {
+            !ours.is_some_and(|index| route.attributes.contains(&RouteAttribute::Oif(index)))
+        })
+        .filter_map(destination)
+        .filter(|net| net.prefix_len() > 0)
+        .collect();
+    let mut addresses = rtnl.handle().address().get().execute();
+    while let Some(message) = addresses
+        .try_next()
+        .await
+        .doing(|| "list addresses".into())?
+    {
+        if ours == Some(message.header.index) {
+            continue;
+        }
+        networks.extend(message.attributes.iter().find_map(|attribute| {
+            match attribute {
+                AddressAttribute::Local(std::net::IpAddr::V4(address)) => {
+                    Ipv4Net::new(*address, message.header.prefix_len)
+                        .ok()
+                        .map(|net| net.trunc())
+                }
+                _ => None,
+            }
+        }));
+    }
+    networks.sort();
+    networks.dedup();
+    Ok(networks)
+}
+
+/// The interface that traffic to the outside leaves by. Asks for one address (RFC 5737), not for the whole table.
+pub(crate) async fn uplink(rtnl: &Rtnl) -> Result<Option<u32>, NetError> {
+    let question = RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(Ipv4Addr::new(192, 0, 2, 1), 32)
+        .build();
+    let mut answer = rtnl.handle().route().get(question).execute();
+    let route = match answer.try_next().await {
+        Err(rtnetlink::Error::NetlinkError(message))
+            if [-libc::ENETUNREACH, -libc::EHOSTUNREACH, -libc::EACCES]
+                .contains(&message.raw_code()) =>
+        {
+            return Ok(None);
+        }
+        other => other.doing(|| "look up the route to the outside".into())?,
+    };
+    Ok(route.and_then(|route| {
+        route
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                RouteAttribute::Oif(index) => Some(*index),
+                _ => None,
+            })
+    }))
+}
+
+async fn routes(rtnl: &Rtnl) -> Result<Vec<RouteMessage>, NetError> {
+    let mut question = RouteMessageBuilder::<Ipv4Addr>::new().build();
+    question.header.address_family = AddressFamily::Inet;
+    question.header.protocol = RouteProtocol::Unspec;
+    let mut stream = rtnl.handle().route().get(question).execute();
+    let mut routes = Vec::new();
+    while let Some(route) = stream.try_next().await.doing(|| "list routes".into())? {
+        routes.push(route);
+    }
+    Ok(routes)
+}
+
+fn table(route: &RouteMessage) -> u32 {
+    route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Table(table) => Some(*table),
+            _ => None,
+        })
+        .unwrap_or(u32::from(route.header.table))
+}
+
+fn destination(route: &RouteMessage) -> Option<Ipv4Net> {
+    let address = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(*address),
+            _ => None,
+        })
+        .unwrap_or(Ipv4Addr::UNSPECIFIED);
+    Ipv4Net::new(address, route.header.destination_prefix_length).ok()
+}

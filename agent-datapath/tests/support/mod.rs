@@ -1,0 +1,132 @@
+//! What the kernel tests share: a network namespace and a pin directory of one's own.
+#![allow(dead_code, reason = "each test program uses some of it")]
+
+use std::{
+    env,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+};
+
+use agent_core::node::Marks;
+use agent_datapath::{
+    attach::AttachKind,
+    load::{Datapath, DatapathConfig},
+    maps::PodEndpoint,
+    pins::Pins,
+};
+use agent_ebpf_common::testing;
+use aya::util::KernelVersion;
+use nix::sched::{CloneFlags, unshare};
+
+/// Runs a test in a network namespace of its own, on a thread that ends with it.
+///
+/// Where that can't be, the test fails in CI and says so elsewhere.
+pub(crate) fn in_new_netns(test: impl FnOnce() + Send + 'static) {
+    if !nix::unistd::Uid::effective().is_root() {
+        let sentence =
+            "eBPF tests need root, a bpf file system at /sys/fs/bpf and network namespaces";
+        assert!(env::var_os("CI").is_none(), "{sentence}");
+        eprintln!("not run: {sentence}");
+        return;
+    }
+    let run = move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("make a network namespace");
+        run_ip("link set lo up");
+        test();
+    };
+    if let Err(panic) = thread::spawn(run).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs `ip` in the calling thread's network namespace.
+pub(crate) fn run_ip(arguments: &str) {
+    run("ip", arguments);
+}
+
+/// Runs a command in the calling thread's network namespace.
+pub(crate) fn run(program: &str, arguments: &str) {
+    let status = Command::new(program)
+        .args(arguments.split_whitespace())
+        .status();
+    assert!(status.expect(program).success(), "{program} {arguments}");
+}
+
+/// A pin directory that goes with the test.
+pub(crate) struct PinDir(PathBuf);
+
+impl PinDir {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let process = std::process::id();
+        Self(PathBuf::from(format!(
+            "/sys/fs/bpf/agent-network-test-{process}-{id}"
+        )))
+    }
+
+    pub(crate) fn base(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn pins(&self) -> Pins {
+        Pins::new(&self.0)
+    }
+}
+
+impl Drop for PinDir {
+    fn drop(&mut self) {
+        Datapath::remove(&self.pins()).expect("remove the pins");
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// The settings that [`testing`]'s packets are made for.
+pub(crate) fn settings() -> DatapathConfig {
+    DatapathConfig {
+        gateway: Ipv4Addr::from(testing::GATEWAY_IP),
+        gateway_mac: testing::GATEWAY_MAC,
+        fake_cidrs: vec!["169.254.100.0/24".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        marks: Marks {
+            proxy: testing::PROXY.0,
+            proxy_mask: testing::PROXY.1,
+            service: testing::SERVICE.0,
+            service_mask: testing::SERVICE.1,
+        },
+        fail_open: false,
+        events_per_second: 100,
+    }
+}
+
+/// The pod of [`testing`]'s packets.
+pub(crate) fn pod() -> PodEndpoint {
+    PodEndpoint {
+        fake_ip: Ipv4Addr::from(testing::POD_IP),
+        mac: testing::POD_MAC,
+    }
+}
+
+/// The index of an interface of the calling thread's network namespace.
+pub(crate) fn index_of(name: &str) -> u32 {
+    nix::net::if_::if_nametoindex(name).expect(name)
+}
+
+/// Makes a veth pair whose ends stay in this namespace, and returns the index of the first.
+pub(crate) fn veth(name: &str) -> u32 {
+    run_ip(&format!("link add {name} type veth peer name {name}p"));
+    run_ip(&format!("link set {name} up"));
+    index_of(name)
+}
+
+/// How the kernel lets the classifier be attached.
+pub(crate) fn expected_kind() -> AttachKind {
+    if KernelVersion::current().expect("kernel version") >= KernelVersion::new(6, 6, 0) {
+        AttachKind::Tcx
+    } else {
+        AttachKind::Clsact
+    }
+}
