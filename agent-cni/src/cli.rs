@@ -1,0 +1,89 @@
+//! What a person can type.
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Gives each pod of a node its Fake IP and puts the kernel programs on its link.
+///
+/// This is a CNI plugin: container runtimes call it with CNI_COMMAND set (ADD, DEL, CHECK, GC, STATUS, VERSION) and its
+/// configuration on stdin, and it answers with JSON on stdout. People use the commands below.
+#[derive(Debug, Parser)]
+#[command(name = "agent-cni", version, after_long_help = CONFIGURATION)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make the node ready before its first pod: bridge, settings, routes, nftables table, programs.
+    ///
+    /// Does what the first ADD would do, and mends what is broken; running it again changes nothing. The node's choices
+    /// are written to node.json in the state directory.
+    Setup {
+        /// The plugin's configuration, or a list that holds it.
+        #[arg(
+            long,
+            value_name = "FILE",
+            default_value = "/etc/cni/net.d/00-agent-cni.conf"
+        )]
+        config: PathBuf,
+    },
+}
+
+const CONFIGURATION: &str = r#"Configuration (JSON; on stdin for a runtime, in a file for setup):
+  cniVersion       0.3.1, 0.4.0, 1.0.0 or 1.1.0
+  name, type       the network's name; "agent-cni"
+  nodeName         what the Fake IP CIDR is derived from (default: the host name)
+  fakeIPCIDR       the pods' addresses, /8 to /30 (default: a /24 of 169.254.0.0/16)
+  serviceCIDRs     destinations that kube-proxy serves, e.g. ["10.96.0.0/12"]
+  mtu              of the pods' interfaces (default: the uplink's)
+  stateDir         default /var/lib/tke-agent-network/agent-cni
+  pinDir           on a bpf file system (default /sys/fs/bpf/agent-network)
+  coolDownSeconds  how long an address rests after DEL (default 60)
+  proxy            {"port": 18080, "dnsPort": 18053}
+  mode             auto or ebpf
+
+Error codes beyond the CNI specification's:
+  100  every address of the pool belongs to a pod      103  ADD repeated with another namespace
+  101  the kernel refused a link, route or rule        104  CHECK found a difference
+  102  a program could not be loaded or attached       105  the Fake IP CIDR cannot be settled
+
+Environment: AGENT_CNI_LOG=error|warn|info|debug (stderr; default warn)
+Exit codes: 0 done, 1 failed, 2 wrong usage
+
+Try it: echo '{"cniVersion": "1.1.0"}' | CNI_COMMAND=VERSION agent-cni"#;
+
+/// Parses the arguments and does what they say; answers the exit code.
+pub(crate) fn run() -> u8 {
+    match Cli::parse().command {
+        None => {
+            println!("{}", Cli::command().render_long_help());
+            0
+        }
+        Some(Command::Setup { config }) => match crate::setup::run(&config) {
+            Ok(report) => {
+                println!("{report}");
+                0
+            }
+            Err(error) => {
+                eprintln!("agent-cni: {error:#}");
+                1
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netconf::{DEFAULT_PIN_DIR, DEFAULT_STATE_DIR};
+
+    #[test]
+    fn the_help_is_consistent_and_names_the_defaults() {
+        Cli::command().debug_assert();
+        assert!(CONFIGURATION.contains(DEFAULT_STATE_DIR));
+        assert!(CONFIGURATION.contains(DEFAULT_PIN_DIR));
+    }
+}

@@ -1,0 +1,48 @@
+//! The CNI plugin of agent-network: gives each pod its Fake IP and puts the kernel programs on its link.
+//!
+//! A runtime calls it with `CNI_COMMAND` set and the configuration on stdin; a person types `agent-cni setup`. Both
+//! lead to the same modules: `plugin` is the runtime's door, `cli` the person's.
+
+mod add;
+mod allocate;
+mod apply;
+mod args;
+mod check;
+mod choice;
+mod cli;
+mod clock;
+mod command;
+mod del;
+mod error;
+mod gc;
+mod lock;
+mod names;
+mod netconf;
+mod node;
+mod plan;
+mod plugin;
+mod result;
+mod setup;
+mod state;
+mod status;
+mod teardown;
+mod version;
+
+use std::{io::IsTerminal, process::ExitCode};
+
+fn main() -> ExitCode {
+    // stdout belongs to the protocol
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("AGENT_CNI_LOG")
+                .unwrap_or_else(|_| "warn".into()),
+        )
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    match std::env::var("CNI_COMMAND") {
+        Ok(verb) if !verb.is_empty() && std::env::args_os().len() == 1 => plugin::run(&verb).into(),
+        _ => cli::run().into(),
+    }
+}

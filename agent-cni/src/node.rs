@@ -1,0 +1,162 @@
+//! The node that pods are attached to: its choices, its network, its data path, made ready or only looked at.
+
+use std::path::Path;
+
+use agent_core::{
+    attachment::Attachment,
+    node::{NodeState, ROUTE_TABLE, RULE_PREFERENCE},
+};
+use agent_datapath::{
+    bridge::Bridge,
+    load::{Datapath, DatapathConfig, Marks},
+    network::{self, MaskedMark, NodeNetwork},
+    pins::Pins,
+    routing,
+    rtnl::Rtnl,
+};
+use ipnet::Ipv4Net;
+
+use crate::{
+    choice::{self, ChoiceError},
+    clock,
+    error::{CniError, Code},
+    netconf::NetConf,
+    state::{StateDir, StateError},
+};
+
+/// Drop events a pod may cause per second; what is above is counted only. Enough to see what a pod tries, too few to
+/// make the node's log its victim.
+const EVENTS_PER_SECOND: u32 = 20;
+
+/// A node that is ready.
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// Its choices.
+    pub(crate) state: NodeState,
+    /// The bridge's ifindex.
+    pub(crate) bridge: u32,
+    /// Programs and maps.
+    pub(crate) datapath: Datapath,
+}
+
+/// Makes the node ready for pods: settles and stores its choices, sets its network up, loads the programs. The same on
+/// every ADD: what is right already is left alone, what is not is mended.
+///
+/// # Errors
+/// The range cannot be settled, or the kernel refuses a step.
+pub(crate) async fn ensure(conf: &NetConf, dir: &StateDir) -> Result<Node, CniError> {
+    let _lock = dir.lock_node()?;
+    let state = settle(conf, dir).await?;
+    let bridge = network::ensure_node(&network(&state, dir)?).await?;
+    let datapath = Datapath::ensure(&Pins::new(&conf.pin_dir), &datapath_config(&state))
+        .map_err(|error| datapath_error("load the programs", &error))?;
+    Ok(Node {
+        state,
+        bridge,
+        datapath,
+    })
+}
+
+async fn settle(conf: &NetConf, dir: &StateDir) -> Result<NodeState, CniError> {
+    let stored = dir.node()?;
+    let keeps = stored.as_ref().is_some_and(|stored| {
+        conf.fake_ip_cidr
+            .is_none_or(|wanted| wanted == stored.fake_ip_cidr)
+    });
+    // the node's routes and pods matter only when a new range is chosen
+    let (in_use, live) = if keeps {
+        (Vec::new(), Vec::new())
+    } else {
+        let rtnl = Rtnl::connect()?;
+        let in_use = routing::networks_in_use(&rtnl, agent_core::node::BRIDGE).await?;
+        let boot = clock::boot_id();
+        let live = dir
+            .attachments()?
+            .iter()
+            .filter(|attachment| attachment.boot_id == boot)
+            .map(|attachment| attachment.fake_ip)
+            .collect();
+        (in_use, live)
+    };
+    let name = conf.node_name.clone().unwrap_or_else(host_name);
+    let chosen = choice::choose(conf, &name, stored.as_ref(), &in_use, &live)?;
+    if stored.as_ref() != Some(&chosen) {
+        dir.save_node(&chosen)?;
+    }
+    Ok(chosen)
+}
+
+/// The network that belongs to the node's choices.
+///
+/// # Errors
+/// The choices hold a length that cannot be.
+pub(crate) fn network(state: &NodeState, dir: &StateDir) -> Result<NodeNetwork, CniError> {
+    let address = Ipv4Net::new(state.gateway, state.fake_ip_cidr.prefix_len())
+        .map_err(|error| CniError::from_error(Code::NodeCidr, &error))?;
+    Ok(NodeNetwork {
+        bridge: Bridge {
+            name: state.bridge.clone(),
+            mac: state.gateway_mac.octets(),
+            address,
+        },
+        proxy: MaskedMark {
+            value: state.marks.proxy,
+            mask: state.marks.proxy_mask,
+        },
+        service: MaskedMark {
+            value: state.marks.service,
+            mask: state.marks.service_mask,
+        },
+        route_table: ROUTE_TABLE,
+        rule_pref: RULE_PREFERENCE,
+        sysctl_record: dir.sysctl_record(),
+    })
+}
+
+fn datapath_config(state: &NodeState) -> DatapathConfig {
+    DatapathConfig {
+        gateway: state.gateway,
+        gateway_mac: state.gateway_mac.octets(),
+        fake_cidrs: vec![state.fake_ip_cidr],
+        service_cidrs: state.service_cidrs.clone(),
+        marks: Marks {
+            proxy: state.marks.proxy,
+            proxy_mask: state.marks.proxy_mask,
+            service: state.marks.service,
+            service_mask: state.marks.service_mask,
+        },
+        fail_open: false,
+        events_per_second: EVENTS_PER_SECOND,
+    }
+}
+
+/// The endpoint that the program holds an attachment's packets to.
+pub(crate) fn endpoint(attachment: &Attachment) -> agent_datapath::maps::PodEndpoint {
+    agent_datapath::maps::PodEndpoint {
+        fake_ip: attachment.fake_ip,
+        mac: attachment.mac.octets(),
+    }
+}
+
+/// An error of the data path in the runtime's terms.
+pub(crate) fn datapath_error(action: &str, error: &dyn std::error::Error) -> CniError {
+    CniError::caused(Code::Datapath, format!("cannot {action}"), error)
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"))
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+impl From<ChoiceError> for CniError {
+    fn from(error: ChoiceError) -> Self {
+        Self::from_error(Code::NodeCidr, &error)
+    }
+}
+
+impl From<StateError> for CniError {
+    fn from(error: StateError) -> Self {
+        Self::from_error(Code::Io, &error)
+    }
+}

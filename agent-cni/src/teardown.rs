@@ -1,0 +1,77 @@
+//! Removing one attachment from the kernel, as far as it is there. DEL, GC and the repair of half-made attachments
+//! all come here.
+
+use std::net::Ipv4Addr;
+
+use agent_core::node::BRIDGE;
+use agent_datapath::{bridge, link, load::Datapath, pins::Pins, rtnl::Rtnl};
+
+use crate::{error::CniError, names, netconf::NetConf};
+
+/// What may be there of an attachment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Remains {
+    /// The host's end of its veth.
+    pub(crate) host_veth: String,
+    /// Its ifindex, where the state knows one.
+    pub(crate) ifindex: Option<u32>,
+    /// Its address, where the state knows one.
+    pub(crate) address: Option<Ipv4Addr>,
+}
+
+/// Removes link, program, entry and neighbour, in this order: a link is never without its program. Answers the address
+/// that it had, which a lost state file does not hide: the forwarding entry tells.
+///
+/// Only the link's removal can fail the whole: once it is gone, nothing of the pod can send, and an entry or a pin
+/// that could not be removed is harmless and logged.
+///
+/// # Errors
+/// The link is there and cannot be removed.
+pub(crate) async fn remove(
+    rtnl: &Rtnl,
+    conf: &NetConf,
+    remains: &Remains,
+) -> Result<Option<Ipv4Addr>, CniError> {
+    let present = link::index_of(rtnl, &remains.host_veth).await?;
+    let address = match (remains.address, present) {
+        (None, Some(port)) => bridge::announced_mac(rtnl, port)
+            .await?
+            .and_then(names::address_of),
+        (known, _) => known,
+    };
+    link::delete_link(rtnl, &remains.host_veth).await?;
+    let indexes = [present, remains.ifindex];
+    detach(conf, &remains.host_veth, indexes.into_iter().flatten());
+    if let Some(address) = address
+        && let Some(bridge) = link::index_of(rtnl, BRIDGE).await?
+        && let Err(error) = bridge::forget(rtnl, bridge, address).await
+    {
+        tracing::warn!(%address, error = %error, "neighbour entry stays");
+    }
+    Ok(address)
+}
+
+fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32>) {
+    let pins = Pins::new(&conf.pin_dir);
+    if !pins.dir().exists() {
+        return;
+    }
+    match Datapath::open(&pins) {
+        Ok(datapath) => {
+            for index in indexes {
+                if let Err(error) = datapath.detach_pod(index, host_veth) {
+                    tracing::warn!(host_veth, index, error = %error, "program entry stays");
+                }
+            }
+        }
+        Err(error) => {
+            tracing::warn!(error = %error, "the pinned programs cannot be opened");
+        }
+    }
+    // without the maps, or without an index to detach by, the pin is still ours to remove
+    if let Err(error) = std::fs::remove_file(pins.pod_link(host_veth))
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(host_veth, error = %error, "pinned link stays");
+    }
+}

@@ -1,0 +1,168 @@
+//! What the kernel lets through for a pod that the plugin attached, with no proxy anywhere.
+
+use std::{
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::support::Node;
+
+/// A node with an uplink: `outside` is a namespace at 192.0.2.1, and the default route leads there.
+fn node_with_uplink() -> Node {
+    let node = Node::new();
+    node.sh(
+        "ip netns add outside; ip link add up0 type veth peer name eth0 netns outside; \
+         ip addr add 192.0.2.2/24 dev up0; ip link set up0 up; ip route add default via 192.0.2.1; \
+         ip -n outside addr add 192.0.2.1/24 dev eth0; ip -n outside link set eth0 up; \
+         ip -n outside link set lo up",
+    );
+    // what arrives there from a pod's address, or for a service's
+    node.sh("nsenter --net=/run/netns/outside nft 'add table ip seen; \
+         add chain ip seen in { type filter hook prerouting priority -400; }; \
+         add rule ip seen in ip saddr 169.254.0.0/16 counter; \
+         add rule ip seen in ip daddr 10.96.0.0/12 counter'");
+    node
+}
+
+/// A web server in a namespace of the node, which answers with the address that it was asked from.
+struct Server(Child);
+
+impl Server {
+    fn start(node: &Node, netns: Option<&str>, port: u16) -> Self {
+        let program = format!(
+            "import http.server as h\n\
+             class H(h.BaseHTTPRequestHandler):\n\
+             \x20def do_GET(self):\n\
+             \x20\x20b=self.client_address[0].encode(); self.send_response(200)\n\
+             \x20\x20self.send_header('Content-Length',str(len(b))); self.end_headers(); self.wfile.write(b)\n\
+             h.ThreadingHTTPServer(('0.0.0.0',{port}),H).serve_forever()"
+        );
+        let mut command = match netns {
+            Some(name) => {
+                let mut command = node.command("nsenter");
+                command.args([
+                    &format!("--net=/run/netns/{name}"),
+                    "python3",
+                    "-c",
+                    &program,
+                ]);
+                command
+            }
+            None => {
+                let mut command = node.command("python3");
+                command.args(["-c", &program]);
+                command
+            }
+        };
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let inside = netns.map_or(String::new(), |name| {
+            format!("nsenter --net=/run/netns/{name} ")
+        });
+        let ready = format!("{inside}curl -s -m1 -o /dev/null http://127.0.0.1:{port}/");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !node.succeeds(&ready) {
+            assert!(Instant::now() < deadline, "the server does not start");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// kube-proxy's part: a service address that leads to a backend.
+fn serve(node: &Node, service: &str, backend: &str) {
+    node.sh(&format!(
+        "nft 'add table ip kube; add chain ip kube pre {{ type nat hook prerouting priority dstnat; }}; \
+         add rule ip kube pre ip daddr {service} tcp dport 80 dnat to {backend}'"
+    ));
+}
+
+fn curl(pod: &str, url: &str) -> String {
+    format!("nsenter --net=/run/netns/{pod} curl -s -m 2 http://{url}/")
+}
+
+#[test]
+fn the_node_reaches_a_pod_as_the_kubelet_does() {
+    let node = Node::new();
+    let address = node.added("c1");
+    let _server = Server::start(&node, Some("c1"), 8080);
+    assert_eq!(
+        node.sh(&format!("curl -s -m 3 http://{address}:8080/")),
+        "169.254.9.1"
+    );
+}
+
+#[test]
+fn a_pod_reaches_neither_node_nor_pod_nor_outside_by_itself() {
+    let node = node_with_uplink();
+    node.added("c1");
+    let other = node.added("c2");
+    let _node_server = Server::start(&node, None, 8080);
+    let _pod_server = Server::start(&node, Some("c2"), 8080);
+    let _outside_server = Server::start(&node, Some("outside"), 8080);
+    for target in [
+        "169.254.9.1:8080",
+        "192.0.2.2:8080",
+        &format!("{other}:8080"),
+        "192.0.2.1:8080",
+    ] {
+        assert!(!node.succeeds(&curl("c1", target)), "{target} answered");
+    }
+    assert!(!node.succeeds("nsenter --net=/run/netns/c1 ping -c1 -W1 169.254.9.1"));
+    let seen = node.sh("nsenter --net=/run/netns/outside nft list table ip seen");
+    assert_eq!(seen.matches("packets 0 bytes 0").count(), 2, "{seen}");
+}
+
+#[test]
+fn a_service_is_reached_with_the_nodes_address() {
+    let node = node_with_uplink();
+    node.added("c1");
+    let _server = Server::start(&node, Some("outside"), 8080);
+    serve(&node, "10.96.0.10", "192.0.2.1:8080");
+    assert_eq!(node.sh(&curl("c1", "10.96.0.10")), "192.0.2.2");
+    let seen = node.sh("nsenter --net=/run/netns/outside nft list table ip seen");
+    assert_eq!(seen.matches("packets 0 bytes 0").count(), 2, "{seen}");
+}
+
+#[test]
+fn a_service_address_that_nobody_serves_is_no_way_out() {
+    let node = node_with_uplink();
+    node.added("c1");
+    assert!(!node.succeeds(&curl("c1", "10.96.0.99")));
+    let seen = node.sh("nsenter --net=/run/netns/outside nft list table ip seen");
+    assert_eq!(seen.matches("packets 0 bytes 0").count(), 2, "{seen}");
+    let rules = node.sh("nft list chain ip agent_network forward");
+    let refused = rules
+        .lines()
+        .find(|line| line.contains("nothing else from a pod"))
+        .unwrap();
+    assert!(!refused.contains("packets 0 "), "{refused}");
+}
+
+#[test]
+fn a_service_is_no_way_to_the_node_or_to_another_pod() {
+    let node = node_with_uplink();
+    node.added("c1");
+    let other = node.added("c2");
+    let _node_server = Server::start(&node, None, 8080);
+    let _pod_server = Server::start(&node, Some("c2"), 8080);
+    serve(&node, "10.96.0.10", "192.0.2.2:8080");
+    serve(&node, "10.96.0.11", &format!("{other}:8080"));
+    assert!(!node.succeeds(&curl("c1", "10.96.0.10")));
+    assert!(!node.succeeds(&curl("c1", "10.96.0.11")));
+}
+
+#[test]
+fn nobody_reaches_a_pod_through_the_node() {
+    let node = node_with_uplink();
+    let address = node.added("c1");
+    let _server = Server::start(&node, Some("c1"), 8080);
+    node.sh(&format!("ip -n outside route add {address} via 192.0.2.2"));
+    assert!(!node.succeeds(&curl("outside", &format!("{address}:8080"))));
+}
