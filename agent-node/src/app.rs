@@ -1,0 +1,215 @@
+//! The composition root: builds every part once, starts the workers, and ends them.
+//!
+//! Threads: one per worker; `policy`, `credentials` and `audit`, which may block on files; and
+//! this one, whose runtime has the local endpoints, the identity table and the registration.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::admin::{self, Admin};
+use crate::audit::{AuditError, AuditSink};
+use crate::config::Config;
+use crate::context::Context;
+use crate::credential::CredentialStore;
+use crate::dns;
+use crate::drain::Drain;
+use crate::events::Kernel;
+use crate::listener::{PodLimits, Registrar, SocketError, WorkerSockets, start_worker};
+use crate::metrics::Metrics;
+use crate::node_nets::{NodeNetsCell, NodeNetsReader, REFRESH_EVERY};
+use crate::policy_store::{self, PolicyStore};
+use crate::workloads::{FactsFile, Follower, Workloads};
+
+/// How often it is looked whether the workers are still there, and whether they have ended.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+/// After the drain, how long workers may take to close what is left.
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why the process can't start, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The audit outputs.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    /// The policy's thread.
+    #[error(transparent)]
+    Policy(#[from] policy_store::StartError),
+    /// The credentials' thread.
+    #[error("start the thread that follows credential files")]
+    Credentials(#[source] io::Error),
+    /// A worker's sockets.
+    #[error(transparent)]
+    Sockets(#[from] SocketError),
+    /// A worker's thread.
+    #[error("start worker {0}")]
+    Worker(u16, #[source] io::Error),
+    /// The local endpoints.
+    #[error(
+        "listen on {0} for the local endpoints; is another program there, or `listen` not this node's address?"
+    )]
+    Admin(SocketAddr, #[source] io::Error),
+    /// Signals or the runtime.
+    #[error("set up the main runtime")]
+    Runtime(#[source] io::Error),
+    /// A worker ended before it was told to.
+    #[error("worker {0} ended unexpectedly; the process ends so that it can be started again")]
+    WorkerEnded(usize),
+}
+
+type Worker = JoinHandle<Result<(), SocketError>>;
+
+/// Runs ZeroProxy until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When a part can't start, or a worker ends by itself.
+pub fn run(config: Config) -> Result<(), AppError> {
+    raise_open_files();
+    let (audit, writer) = AuditSink::start(&config.audit, config.workers)?;
+    let (nets, nets_reader) = NodeNetsCell::new(&config.state_dir, &config.fake_cidrs);
+    let workloads = Workloads::new(config.identity_wait);
+    let facts = Box::new(FactsFile::new(&config.workloads_file));
+    let follower = Follower::start(&workloads, &config.state_dir, facts);
+    let context = Arc::new(Context {
+        policy: PolicyStore::follow(&config.policy_file)?,
+        workloads,
+        credentials: CredentialStore::start(&config.credentials_dir)
+            .map_err(AppError::Credentials)?,
+        audit,
+        metrics: Metrics::new(config.workers),
+        bindings: dns::Bindings::new(),
+        nets,
+        drain: Drain::new(),
+        config,
+    });
+    let result = serve(&context, follower, nets_reader);
+    writer.finish();
+    result
+}
+
+fn serve(context: &Arc<Context>, follower: Follower, nets: NodeNetsReader) -> Result<(), AppError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(AppError::Runtime)?;
+    let mut sockets = Vec::new();
+    for _ in 0..context.config.workers {
+        sockets.push(Arc::new(WorkerSockets::open()?));
+    }
+    let limits = Arc::new(PodLimits::new(context.config.limits.connections_per_pod));
+    let mut workers = Vec::new();
+    for (index, sockets) in (0..).zip(&sockets) {
+        let started = start_worker(context.clone(), limits.clone(), index, sockets.clone());
+        workers.push(started.map_err(|source| AppError::Worker(index, source))?);
+    }
+    let result = runtime.block_on(control(context, sockets, follower, nets, &mut workers));
+    // Every task of this runtime ends here; what has to be waited for was waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn control(
+    context: &Arc<Context>,
+    sockets: Vec<Arc<WorkerSockets>>,
+    follower: Follower,
+    nets: NodeNetsReader,
+    workers: &mut Vec<Worker>,
+) -> Result<(), AppError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
+    let address = context.config.listen;
+    let listener = admin::listen(address).map_err(|source| AppError::Admin(address, source))?;
+    let (registrar, data_path) = Registrar::new(&context.config.pin_dir, sockets);
+    let kernel = Arc::new(Kernel::new(&context.config.pin_dir));
+    let admin = Arc::new(Admin {
+        context: context.clone(),
+        kernel: kernel.clone(),
+        data_path: data_path.clone(),
+    });
+    let mut tasks = JoinSet::new();
+    tasks.spawn(registrar.run(context.clone()));
+    tasks.spawn(admin.serve(listener));
+    tasks.spawn(follower.run());
+    tasks.spawn(refresh_nets(context.clone(), nets));
+    let events = kernel.clone();
+    let for_events = context.clone();
+    tasks.spawn(async move { events.follow_events(for_events, data_path).await });
+    tasks.spawn(async move { kernel.follow_counters().await });
+    tracing::info!(listen = %address, workers = workers.len(), "zeroproxy is up");
+
+    let ended = tokio::select! {
+        () = stop_signal(&mut terminate, &mut interrupt) => Ok(()),
+        index = unexpected_end(workers) => Err(AppError::WorkerEnded(index)),
+    };
+    tracing::info!(
+        drain_seconds = context.config.drain.as_secs_f64(),
+        "draining: no new connections"
+    );
+    context.drain.begin();
+    let all_ended = tokio::time::timeout(context.config.drain + CLOSE_WITHIN, all_end(workers));
+    tokio::select! {
+        over = all_ended => if over.is_err() {
+            tracing::error!("a worker does not end; the process ends without it");
+        },
+        () = stop_signal(&mut terminate, &mut interrupt) => {
+            tracing::warn!("second signal: open connections are closed");
+        }
+    }
+    tracing::info!("zeroproxy has ended");
+    ended
+}
+
+async fn stop_signal(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Waits for a worker that ends although nobody told it to; the process is of no use without it.
+async fn unexpected_end(workers: &mut Vec<Worker>) -> usize {
+    loop {
+        if let Some(index) = workers.iter().position(JoinHandle::is_finished) {
+            match workers.swap_remove(index).join() {
+                Ok(Ok(())) => tracing::error!(worker = index, "worker has ended"),
+                Ok(Err(error)) => {
+                    tracing::error!(worker = index, error = %crate::telemetry::chain(&error), "worker has ended");
+                }
+                Err(_) => tracing::error!(worker = index, "worker has panicked"),
+            }
+            return index;
+        }
+        tokio::time::sleep(WATCH_EVERY).await;
+    }
+}
+
+async fn all_end(workers: &[Worker]) {
+    while !workers.iter().all(JoinHandle::is_finished) {
+        tokio::time::sleep(WATCH_EVERY).await;
+    }
+}
+
+async fn refresh_nets(context: Arc<Context>, mut reader: NodeNetsReader) {
+    let mut timer = interval(REFRESH_EVERY);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        timer.tick().await;
+        reader.refresh(&context.nets);
+    }
+}
+
+/// Each proxied connection needs two descriptors; the soft limit is often 1,024.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(error = %error, "the limit of open files can't be raised");
+    }
+}

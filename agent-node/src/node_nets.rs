@@ -1,0 +1,143 @@
+//! What this node is: its Fake IP CIDR and gateway from agent-cni's `node.json`, and its own
+//! addresses from the kernel.
+//!
+//! Owns reading both and keeping them fresh behind one pointer. Doesn't decide; the policy engine
+//! refuses these as destinations.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agent_core::node::NodeState;
+use agent_core::policy::NodeNets;
+use arc_swap::{ArcSwap, Guard};
+use ipnet::Ipv4Net;
+
+use crate::file_watch::{FileWatch, Look};
+
+/// The file in the state folder that says what this node is.
+const NODE_FILE: &str = "node.json";
+/// It holds one small object.
+const MAX_NODE_BYTES: u64 = 1024 * 1024;
+/// How often its content is compared although size and times are the same.
+const COMPARE_EVERY: Duration = Duration::from_secs(5);
+/// How often the node's addresses are read again: they change with leases, not with requests.
+pub const REFRESH_EVERY: Duration = Duration::from_secs(2);
+
+/// The node's networks, behind one pointer.
+pub struct NodeNetsCell {
+    nets: ArcSwap<NodeNets>,
+    node: ArcSwap<Option<NodeState>>,
+}
+
+/// Keeps a [`NodeNetsCell`] fresh; owned by one task.
+pub struct NodeNetsReader {
+    watch: FileWatch,
+    extra_fake_cidrs: Vec<Ipv4Net>,
+    state: Option<NodeState>,
+    /// What the published networks were made of.
+    published: Option<(Vec<Ipv4Net>, Vec<IpAddr>)>,
+}
+
+impl NodeNetsCell {
+    /// Reads both sources once, and returns what keeps them fresh.
+    pub fn new(state_dir: &Path, extra_fake_cidrs: &[Ipv4Net]) -> (NodeNetsCell, NodeNetsReader) {
+        let cell = NodeNetsCell {
+            nets: ArcSwap::from_pointee(NodeNets::default()),
+            node: ArcSwap::from_pointee(None),
+        };
+        let mut reader = NodeNetsReader {
+            watch: FileWatch::new(&state_dir.join(NODE_FILE), MAX_NODE_BYTES, COMPARE_EVERY),
+            extra_fake_cidrs: extra_fake_cidrs.to_vec(),
+            state: None,
+            published: None,
+        };
+        reader.refresh(&cell);
+        (cell, reader)
+    }
+
+    /// The node's networks as of now.
+    pub fn load(&self) -> Guard<Arc<NodeNets>> {
+        self.nets.load()
+    }
+
+    /// What agent-cni wrote about this node; `None` before it has set the node up.
+    pub fn node(&self) -> Arc<Option<NodeState>> {
+        self.node.load_full()
+    }
+
+    /// The gateway address on the bridge, which pods have as their name server's and probes' peer.
+    pub fn gateway(&self) -> Option<Ipv4Addr> {
+        Option::as_ref(&self.node.load()).map(|node| node.gateway)
+    }
+}
+
+impl NodeNetsReader {
+    /// Reads what has changed since the last time.
+    pub fn refresh(&mut self, cell: &NodeNetsCell) {
+        match self.watch.look(Instant::now()) {
+            Look::Same => {}
+            Look::Failed(error) => {
+                // The last known node stays: the file is replaced by rename, so a failure is not
+                // a change of address, and forgetting the Fake IP CIDR would be less safe.
+                tracing::warn!(file = %self.watch.path().display(), error = %error, "node state can't be read");
+            }
+            Look::Changed(bytes) => match NodeState::parse(&bytes) {
+                Ok(state) => {
+                    tracing::info!(fake_cidr = %state.fake_ip_cidr, gateway = %state.gateway, "node state is read");
+                    self.state = Some(state);
+                }
+                Err(error) => {
+                    tracing::error!(file = %self.watch.path().display(), error = %crate::telemetry::chain(&error), "node state is not valid");
+                }
+            },
+        }
+        let mut fake_cidrs = self.extra_fake_cidrs.clone();
+        fake_cidrs.extend(self.state.iter().map(|state| state.fake_ip_cidr));
+        let mut node_addresses = own_addresses();
+        node_addresses.extend(self.state.iter().map(|state| IpAddr::V4(state.gateway)));
+        node_addresses.sort_unstable();
+        node_addresses.dedup();
+        let fresh = Some((fake_cidrs, node_addresses));
+        if self.published != fresh {
+            self.published = fresh;
+            if let Some((fake_cidrs, node_addresses)) = &self.published {
+                let nets =
+                    NodeNets::new(fake_cidrs.iter().copied(), node_addresses.iter().copied());
+                cell.nets.store(Arc::new(nets));
+            }
+        }
+        if *cell.node.load_full() != self.state {
+            cell.node.store(Arc::new(self.state.clone()));
+        }
+    }
+}
+
+/// Every address of every interface of this network namespace.
+fn own_addresses() -> Vec<IpAddr> {
+    let interfaces = match nix::ifaddrs::getifaddrs() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            tracing::error!(error = %error, "the node's addresses can't be read");
+            return Vec::new();
+        }
+    };
+    interfaces
+        .filter_map(|interface| interface.address)
+        .filter_map(|address| {
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_among_the_nodes_own_addresses() {
+        assert!(own_addresses().contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    }
+}

@@ -1,0 +1,250 @@
+//! The active policy: one immutable snapshot behind one pointer, followed by content.
+//!
+//! Owns reading, compiling and swapping the runtime policy document. A document that can't be
+//! read or compiled is refused as a whole: the active version stays, and status, readiness, a
+//! metric and the log say so. Before the first valid document the active policy is the empty one,
+//! which denies everything. Doesn't decide anything; that is `agent_core::policy`.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use agent_core::policy::{PolicySet, RuntimePolicy};
+use arc_swap::{ArcSwap, Guard};
+use tokio::sync::{oneshot, watch};
+
+use crate::file_watch::{FileWatch, Look};
+
+/// How often the file's size and times are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often the content is compared although size and times are the same.
+const COMPARE_EVERY: Duration = Duration::from_secs(5);
+/// A document of 100,000 rules has about 30 MB.
+const MAX_DOCUMENT_BYTES: u64 = 256 * 1024 * 1024;
+/// Callers of `/reload` that may wait at the same time.
+const MAX_WAITING: usize = 32;
+
+/// One version of the policy. Never changes once it is active.
+#[derive(Debug)]
+pub struct PolicySnapshot {
+    /// The compiled rules.
+    pub set: PolicySet,
+    /// Grows by one with each swap; 0 is the empty policy of the start.
+    pub generation: u64,
+    /// The document's content hash; empty before the first one.
+    pub version: String,
+}
+
+/// Where the store stands, for readiness and the admin endpoints.
+#[derive(Debug, Clone, Default)]
+pub struct PolicyStatus {
+    /// Whether some valid document has been active since the start.
+    pub loaded: bool,
+    /// The active version; empty before the first.
+    pub version: String,
+    /// Rules in the active version.
+    pub rules: usize,
+    /// Why the file as it is now is not the active version.
+    pub problem: Option<String>,
+    /// Documents refused since the start.
+    pub refused: u64,
+}
+
+/// The store; clones share it.
+#[derive(Clone)]
+pub struct PolicyStore(Arc<Shared>);
+
+struct Shared {
+    current: ArcSwap<PolicySnapshot>,
+    generation: AtomicU64,
+    changes: watch::Sender<u64>,
+    status: ArcSwap<PolicyStatus>,
+    requests: SyncSender<oneshot::Sender<()>>,
+}
+
+/// The thread that follows the file can't be started.
+#[derive(Debug, thiserror::Error)]
+#[error("start the thread that follows the policy file")]
+pub struct StartError(#[source] std::io::Error);
+
+impl PolicyStore {
+    /// Reads the document at `path` now, and follows it from then on, on a thread of its own
+    /// (compiling a large document takes longer than any request may wait). The thread ends when
+    /// the last clone of the store is gone.
+    ///
+    /// # Errors
+    /// When the thread can't be started. A bad or missing document is no error; see [`PolicyStatus`].
+    pub fn follow(path: &Path) -> Result<PolicyStore, StartError> {
+        let (requests, waiting) = sync_channel(MAX_WAITING);
+        let shared = Arc::new(Shared {
+            current: ArcSwap::from_pointee(PolicySnapshot {
+                set: PolicySet::empty(),
+                generation: 0,
+                version: String::new(),
+            }),
+            generation: AtomicU64::new(0),
+            changes: watch::Sender::new(0),
+            status: ArcSwap::default(),
+            requests,
+        });
+        let mut follower = Follower {
+            watch: FileWatch::new(path, MAX_DOCUMENT_BYTES, COMPARE_EVERY),
+            shared: Arc::downgrade(&shared),
+            retired: Vec::new(),
+        };
+        follower.look(&shared);
+        std::thread::Builder::new()
+            .name("policy".into())
+            .spawn(move || follower.run(&waiting))
+            .map_err(StartError)?;
+        Ok(PolicyStore(shared))
+    }
+
+    /// The active snapshot, to be kept across awaits: once per connection and generation.
+    pub fn load(&self) -> Arc<PolicySnapshot> {
+        self.0.current.load_full()
+    }
+
+    /// The active snapshot for the length of one decision, without touching its reference count.
+    pub fn peek(&self) -> Guard<Arc<PolicySnapshot>> {
+        self.0.current.load()
+    }
+
+    /// The active generation. One atomic load: fit to be asked on every request.
+    pub fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// Waits until a generation other than `seen` is active; returns at once when one is.
+    ///
+    /// Cancel safe. Never returns when the store is gone.
+    pub async fn changed(&self, seen: u64) {
+        let mut changes = self.0.changes.subscribe();
+        if changes
+            .wait_for(|generation| *generation != seen)
+            .await
+            .is_err()
+        {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Where the store stands.
+    pub fn status(&self) -> Arc<PolicyStatus> {
+        self.0.status.load_full()
+    }
+
+    /// Looks at the file now, and answers when that look is done. With too many callers waiting it
+    /// answers at once: the timer's next look is at most 200 ms away.
+    pub async fn check_now(&self) -> Arc<PolicyStatus> {
+        let (done, wait) = oneshot::channel();
+        match self.0.requests.try_send(done) {
+            Ok(()) => {
+                // An error means that the thread is gone; the status is what it was.
+                let _ = wait.await;
+            }
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+        }
+        self.status()
+    }
+}
+
+struct Follower {
+    watch: FileWatch,
+    shared: Weak<Shared>,
+    /// Earlier snapshots that connections still hold. They are freed here, not on a worker.
+    retired: Vec<Arc<PolicySnapshot>>,
+}
+
+impl Follower {
+    fn run(mut self, requests: &Receiver<oneshot::Sender<()>>) {
+        loop {
+            let request = match requests.recv_timeout(LOOK_EVERY) {
+                Ok(done) => Some(done),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let Some(shared) = self.shared.upgrade() else {
+                return;
+            };
+            self.look(&shared);
+            self.retired.retain(|old| Arc::strong_count(old) > 1);
+            if let Some(done) = request {
+                // Whoever asked may have gone away.
+                let _ = done.send(());
+            }
+        }
+    }
+
+    fn look(&mut self, shared: &Shared) {
+        match self.watch.look(Instant::now()) {
+            Look::Same => {}
+            Look::Failed(error) => refuse(
+                shared,
+                self.watch.path(),
+                format!("it can't be read: {error}"),
+                false,
+            ),
+            Look::Changed(bytes) => match compile(&bytes) {
+                Ok(set) => self.activate(shared, set),
+                Err(problem) => refuse(shared, self.watch.path(), problem, true),
+            },
+        }
+    }
+
+    fn activate(&mut self, shared: &Shared, set: PolicySet) {
+        let version = set.version().to_owned();
+        let rules = set.rule_count();
+        let before = shared.status.load();
+        if before.loaded && before.version == version {
+            // The same rules in another layout, or back to the active version after a bad one.
+            shared.status.store(Arc::new(PolicyStatus {
+                problem: None,
+                ..PolicyStatus::clone(&before)
+            }));
+            return;
+        }
+        let generation = shared.generation.load(Ordering::Acquire) + 1;
+        let old = shared.current.swap(Arc::new(PolicySnapshot {
+            set,
+            generation,
+            version: version.clone(),
+        }));
+        self.retired.push(old);
+        shared.generation.store(generation, Ordering::Release);
+        shared.status.store(Arc::new(PolicyStatus {
+            loaded: true,
+            version: version.clone(),
+            rules,
+            problem: None,
+            refused: before.refused,
+        }));
+        shared.changes.send_replace(generation);
+        tracing::info!(policy.version = %version, policy.generation = generation, policy.rules = rules, "policy is active");
+    }
+}
+
+fn compile(bytes: &[u8]) -> Result<PolicySet, String> {
+    let document = RuntimePolicy::parse(bytes).map_err(|error| crate::telemetry::chain(&error))?;
+    PolicySet::compile(&document).map_err(|error| crate::telemetry::chain(&error))
+}
+
+fn refuse(shared: &Shared, path: &Path, problem: String, counts: bool) {
+    let before = shared.status.load();
+    let active = if before.loaded {
+        before.version.as_str()
+    } else {
+        "none; everything is denied"
+    };
+    tracing::error!(policy.file = %path.display(), policy.problem = %problem, policy.active = %active, "policy document is refused; the active version stays");
+    shared.status.store(Arc::new(PolicyStatus {
+        problem: Some(problem),
+        refused: before.refused + u64::from(counts),
+        ..PolicyStatus::clone(&before)
+    }));
+}
+
+#[cfg(test)]
+mod tests;

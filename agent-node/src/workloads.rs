@@ -1,0 +1,187 @@
+//! Who is asking: source Fake IP -> CNI state -> pod -> service account and labels.
+//!
+//! Owns the identity table: one immutable map behind one pointer, replaced when the CNI state or
+//! the facts about a pod change. An address that no attachment claims, that two claim, or whose
+//! pod nobody knows anything about, has no identity, and whoever asks must deny. When an
+//! attachment goes its token is cancelled, so that an address reused is never an identity reused.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use agent_core::identity::Workload;
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+mod facts_file;
+mod follow;
+mod source;
+mod state_dir;
+mod table;
+
+pub use facts_file::{FactsError, FactsFile};
+pub use follow::Follower;
+pub use source::{PodFacts, PodRef, WorkloadSource};
+pub use state_dir::StateDir;
+
+/// Connections that may wait for an identity at the same time; the next ones are unknown at once.
+const MAX_WAITING: usize = 1024;
+
+/// A pod that was found, as of one generation of what is known about it.
+#[derive(Debug)]
+pub struct Identified {
+    /// The pod.
+    pub workload: Workload,
+    /// Grows when what is known about the pod changes.
+    pub generation: u64,
+    /// The host's side of the pod's veth pair.
+    pub ifindex: u32,
+    /// Cancelled when the pod's attachment is gone: close what it has open.
+    pub gone: CancellationToken,
+}
+
+/// The identity table; clones share it.
+#[derive(Clone)]
+pub struct Workloads(Arc<Shared>);
+
+struct Shared {
+    table: ArcSwap<Table>,
+    generation: AtomicU64,
+    changes: watch::Sender<u64>,
+    /// Asks the follower to look at the state folder now.
+    missed: Notify,
+    waiting: AtomicUsize,
+    wait: Duration,
+}
+
+type Table = HashMap<Ipv4Addr, Arc<Identified>, BuildHasherDefault<AddressHasher>>;
+
+impl Workloads {
+    /// An empty table, in which an unknown address waits up to `wait` for its state file.
+    /// A [`Follower`] fills it.
+    pub fn new(wait: Duration) -> Workloads {
+        Workloads(Arc::new(Shared {
+            table: ArcSwap::default(),
+            generation: AtomicU64::new(0),
+            changes: watch::Sender::new(0),
+            missed: Notify::new(),
+            waiting: AtomicUsize::new(0),
+            wait,
+        }))
+    }
+
+    /// The pod at `ip`. An address that isn't known yet waits for its state file, up to the
+    /// configured time; after that it is unknown: deny.
+    ///
+    /// Cancel safe.
+    pub async fn identify(&self, ip: Ipv4Addr) -> Option<Arc<Identified>> {
+        match self.known(ip) {
+            Some(found) => Some(found),
+            None => self.wait_for(ip).await,
+        }
+    }
+
+    /// The pod at `ip` as the table has it now, without waiting. One atomic load and one look-up.
+    pub fn known(&self, ip: Ipv4Addr) -> Option<Arc<Identified>> {
+        self.0.table.load().get(&ip).cloned()
+    }
+
+    /// Grows with every change of the table. One atomic load: a long-lived connection asks it, and
+    /// looks itself up again only when it has changed.
+    pub fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// The pod behind a host interface; a walk over all pods, for events and not for requests.
+    pub fn at_interface(&self, ifindex: u32) -> Option<Arc<Identified>> {
+        let table = self.0.table.load();
+        table.values().find(|pod| pod.ifindex == ifindex).cloned()
+    }
+
+    /// How many addresses have an identity.
+    pub fn len(&self) -> usize {
+        self.0.table.load().len()
+    }
+
+    /// Whether no address has one.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    async fn wait_for(&self, ip: Ipv4Addr) -> Option<Arc<Identified>> {
+        let shared = &*self.0;
+        let _place = Place::take(&shared.waiting)?;
+        let mut changes = shared.changes.subscribe();
+        let deadline = tokio::time::Instant::now() + shared.wait;
+        shared.missed.notify_one();
+        loop {
+            // A change between the subscription and this look-up is still to come in `changed`.
+            if let Some(found) = self.known(ip) {
+                return Some(found);
+            }
+            let changed = tokio::time::timeout_at(deadline, changes.changed()).await;
+            if !matches!(changed, Ok(Ok(()))) {
+                return self.known(ip);
+            }
+        }
+    }
+
+    fn publish(&self, table: Table) {
+        let generation = self.generation() + 1;
+        self.0.table.store(Arc::new(table));
+        self.0.generation.store(generation, Ordering::Release);
+        self.0.changes.send_replace(generation);
+    }
+
+    async fn missed(&self) {
+        self.0.missed.notified().await;
+    }
+}
+
+/// One of the places for those who wait.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Place<'_> {
+    fn take(waiting: &AtomicUsize) -> Option<Place<'_>> {
+        if waiting.fetch_add(1, Ordering::AcqRel) >= MAX_WAITING {
+            waiting.fetch_sub(1, Ordering::AcqRel);
+            return None;
+        }
+        Some(Place(waiting))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Spreads IPv4 addresses over buckets by one multiplication. Addresses come from agent-cni's
+/// own allocator, so nobody can choose them to collide.
+#[derive(Debug, Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 << 8) | u64::from(*byte);
+        }
+    }
+
+    fn write_u32(&mut self, n: u32) {
+        self.0 = (self.0 << 32) | u64::from(n);
+    }
+
+    fn finish(&self) -> u64 {
+        // The 64-bit golden ratio: neighbours end far apart, also in the upper bits.
+        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+//! Where the facts about a pod come from: what a policy selects by, beyond its name.
+
+use std::collections::BTreeMap;
+
+/// A pod as the CNI state names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodRef<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its UID; a pod of the same name is another pod when this differs.
+    pub uid: &'a str,
+}
+
+/// What is known about a pod beyond its name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// The service account it runs as.
+    pub service_account: Option<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// The labels of its namespace.
+    pub namespace_labels: BTreeMap<String, String>,
+}
+
+/// Knows service accounts and labels: a workloads file, or a watch on the API server.
+pub trait WorkloadSource: Send + 'static {
+    /// Takes in what has changed since the last call, and says whether anything has. Called from
+    /// one task, often; must not block for longer than reading a small local file.
+    fn refresh(&mut self) -> bool;
+
+    /// What is known about `pod`; `None` when nothing is, and then the pod has no identity.
+    fn facts(&self, pod: PodRef<'_>) -> Option<PodFacts>;
+}
