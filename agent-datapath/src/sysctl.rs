@@ -68,6 +68,8 @@ pub fn node_settings(bridge: &str) -> Vec<Setting> {
         Setting::new(&["net", "ipv4", "conf", "default", "rp_filter"], "0").recorded(),
         Setting::new(&["net", "ipv4", "conf", bridge, "rp_filter"], "0"),
         Setting::new(&["net", "ipv4", "conf", bridge, "send_redirects"], "0"),
+        // a source-routed packet would go on to a hop that no verdict saw
+        Setting::new(&["net", "ipv4", "conf", bridge, "accept_source_route"], "0"),
         Setting::new(&["net", "ipv6", "conf", bridge, "disable_ipv6"], "1").optional(),
     ]
 }

@@ -1,6 +1,7 @@
 //! What the kernel lets through for a pod that the plugin attached, with no proxy anywhere.
 
 use std::{
+    io::{BufRead, BufReader},
     process::{Child, Stdio},
     time::{Duration, Instant},
 };
@@ -117,6 +118,37 @@ fn a_pod_reaches_neither_node_nor_pod_nor_outside_by_itself() {
     assert!(!node.succeeds("nsenter --net=/run/netns/c1 ping -c1 -W1 169.254.9.1"));
     let seen = node.sh("nsenter --net=/run/netns/outside nft list table ip seen");
     assert_eq!(seen.matches("packets 0 bytes 0").count(), 2, "{seen}");
+}
+
+#[test]
+fn a_pod_reaches_no_server_of_the_node_by_broadcast() {
+    let node = node_with_uplink();
+    node.added("c1");
+    // The kernel hands a broadcast to every socket of its port without asking the dispatch program.
+    let server = node
+        .command("python3")
+        .args([
+            "-c",
+            "import socket; s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.bind(('0.0.0.0',53)); \
+             print('bound',flush=True); print(s.recvfrom(99)[0].decode(),flush=True)",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "bound");
+    node.sh("nsenter --net=/run/netns/c1 python3 -c \"import socket
+s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET,socket.SO_BROADCAST,1)
+for a in ('169.254.9.255','192.0.2.255','255.255.255.255'): s.sendto(b'from the pod',(a,53))\"");
+    let rules = node.sh("nft list chain ip agent_network raw_prerouting");
+    assert!(
+        rules.contains("type broadcast counter packets 2 "),
+        "{rules}"
+    );
+    // the node's own datagram is the first that the server sees
+    node.sh("python3 -c \"import socket; socket.socket(socket.AF_INET,socket.SOCK_DGRAM).sendto(b'from the node',('127.0.0.1',53))\"");
+    assert_eq!(lines.next().unwrap().unwrap(), "from the node");
 }
 
 #[test]

@@ -275,6 +275,8 @@ fn encode(expression: &Expr) -> (&'static str, Attributes) {
                 .u32(3, 12)
                 .u32(4, 4),
         ),
+        // result NFT_FIB_RESULT_ADDRTYPE, flag NFTA_FIB_F_DADDR
+        Expr::DestinationType => ("fib", attributes().u32(1, REGISTER_1).u32(2, 3).u32(3, 2)),
         Expr::Mask(mask) => (
             "bitwise",
             attributes()

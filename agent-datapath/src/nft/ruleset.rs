@@ -20,6 +20,8 @@ const PRIORITY_SOURCE_NAT: i32 = 100;
 const PRIORITY_AFTER_IPVS: i32 = 101;
 /// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED) | NF_CT_STATE_BIT(IP_CT_RELATED)`.
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
+/// `RTN_BROADCAST`.
+const BROADCAST: u32 = 3;
 /// `IPS_DST_NAT`.
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
 
@@ -42,10 +44,18 @@ fn prerouting(node: &NodeNetwork) -> Chain {
         kind: ChainKind::Filter,
         hook: Hook::Prerouting,
         priority: PRIORITY_RAW,
-        rules: vec![rule(
-            "the proxy's packets keep their destination",
-            [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
-        )],
+        rules: vec![
+            // The kernel hands a broadcast to every socket of its port, without asking the dispatch program; which
+            // addresses are one depends on the node's networks, so the pod's program cannot know.
+            rule(
+                "no broadcast reaches the node's servers",
+                [from_pods(node), to_broadcast(), refuse()],
+            ),
+            rule(
+                "the proxy's packets keep their destination",
+                [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
+            ),
+        ],
     }
 }
 
@@ -161,6 +171,13 @@ fn marked(mark: crate::network::MaskedMark) -> Vec<Expr> {
         Expr::Meta(Meta::Mark),
         Expr::Mask(mark.mask.to_ne_bytes()),
         Expr::Equal(mark.value.to_ne_bytes().to_vec()),
+    ]
+}
+
+fn to_broadcast() -> Vec<Expr> {
+    vec![
+        Expr::DestinationType,
+        Expr::Equal(BROADCAST.to_ne_bytes().to_vec()),
     ]
 }
 

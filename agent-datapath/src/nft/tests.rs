@@ -61,6 +61,7 @@ fn listing() -> String {
 const EXPECTED: &str = r#"table ip agent_network {
 	chain raw_prerouting {
 		type filter hook prerouting priority raw; policy accept;
+		iifname "agentcni0" fib daddr type broadcast counter drop comment "no broadcast reaches the node's servers"
 		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 notrack comment "the proxy's packets keep their destination"
 	}
 
