@@ -9,22 +9,25 @@
 
 mod support;
 
-use std::{path::PathBuf, process::Output};
+use std::{
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
 
 use serde_json::Value;
 use support::{Node, PLUGIN, address};
 
-/// cnitool as `cargo xtask test` installs it.
+/// cnitool, built from its Go module when the cache doesn't have it.
 fn cnitool() -> PathBuf {
-    let cache = std::env::var("AGENT_NETWORK_CACHE")
-        .unwrap_or_else(|_| "/var/cache/agent-network".to_owned());
-    let path = PathBuf::from(cache).join("k8s-bins/bin/cnitool");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/cluster/build-bins.sh");
+    let built = Command::new(script).stdin(Stdio::null()).output().unwrap();
     assert!(
-        path.exists(),
-        "{} is missing; `cargo xtask test` installs it (or set AGENT_NETWORK_CACHE to where it is)",
-        path.display()
+        built.status.success(),
+        "{script}: {}",
+        String::from_utf8_lossy(&built.stderr)
     );
-    path
+    let folder = String::from_utf8(built.stdout).unwrap();
+    PathBuf::from(folder.lines().next().unwrap()).join("cnitool")
 }
 
 struct Tool {

@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{cargo, run};
 
@@ -140,25 +140,6 @@ fn replace(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, &new)
         .with_context(|| format!("copy {} to {}", from.display(), new.display()))?;
     fs::rename(&new, to).with_context(|| format!("rename {} to {}", new.display(), to.display()))
-}
-
-/// The folder for tools that are built once for all checkouts.
-fn cache() -> Result<PathBuf> {
-    if let Some(dir) = env::var_os("AGENT_NETWORK_CACHE") {
-        return Ok(dir.into());
-    }
-    let base = match (env::var_os("XDG_CACHE_HOME"), env::var_os("HOME")) {
-        (Some(cache), _) => PathBuf::from(cache),
-        (None, Some(home)) => PathBuf::from(home).join(".cache"),
-        (None, None) => bail!("neither HOME nor AGENT_NETWORK_CACHE is set: no folder for tools"),
-    };
-    Ok(base.join("agent-network"))
-}
-
-/// Whether a program is on PATH.
-fn on_path(program: &str) -> bool {
-    env::var_os("PATH")
-        .is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
 /// What a program writes to its output, when it succeeds.

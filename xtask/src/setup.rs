@@ -32,6 +32,7 @@ const FOR_THE_DEMO: &[Need] = &[
     ("sysctl", "procps"),
     ("nsenter", "util-linux"),
     ("python3", "python3"),
+    ("cc", "gcc"),
 ];
 
 /// What only the tests run, besides.
@@ -72,21 +73,42 @@ pub(crate) fn for_demo() -> Result<()> {
 pub(crate) fn for_tests() -> Result<()> {
     require_linux_root()?;
     let needs: Vec<Need> = FOR_THE_DEMO.iter().chain(FOR_THE_TESTS).copied().collect();
-    programs(&needs, &["python3-requests"])
+    programs(&needs, &["python3-requests"])?;
+    require_go()
+}
+
+/// containerd, crictl and cnitool are built from Go modules; Debian's own Go is too old for them.
+fn require_go() -> Result<()> {
+    let go = std::env::var_os("GO").unwrap_or_else(|| "go".into());
+    let works = Command::new(&go)
+        .arg("version")
+        .stdout(Stdio::null())
+        .status();
+    if works.is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    bail!(
+        "the tests build containerd from Go modules and `{}` doesn't run: install Go 1.26 or newer, or set GO to it",
+        go.display()
+    )
 }
 
 fn require_linux_root() -> Result<()> {
-    let status = fs::read_to_string("/proc/self/status").context("this needs Linux")?;
-    let uid = status
-        .lines()
-        .find_map(|l| l.strip_prefix("Uid:"))
-        .unwrap_or_default();
-    if uid.split_whitespace().nth(1) != Some("0") {
+    if !is_root()? {
         bail!(
             "network namespaces and eBPF programs need root: run this as root (sudo -E env PATH=$PATH cargo xtask …)"
         );
     }
     Ok(())
+}
+
+fn is_root() -> Result<bool> {
+    let status = fs::read_to_string("/proc/self/status").context("this needs Linux")?;
+    let uid = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Uid:"))
+        .unwrap_or_default();
+    Ok(uid.split_whitespace().nth(1) == Some("0"))
 }
 
 fn programs(needs: &[Need], libraries: &[&str]) -> Result<()> {
@@ -95,8 +117,11 @@ fn programs(needs: &[Need], libraries: &[&str]) -> Result<()> {
         .filter(|(program, _)| which(program).is_none())
         .map(|(_, p)| *p)
         .collect();
-    if !has_requests() {
+    if !python_has("requests") {
         packages.extend(libraries);
+    }
+    if !python_has("ensurepip") {
+        packages.push("python3-venv");
     }
     if packages.is_empty() {
         return Ok(());
@@ -128,10 +153,10 @@ fn programs(needs: &[Need], libraries: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The distribution's own Python: the tests run it in a pod, whose PATH has no other.
-fn has_requests() -> bool {
+/// Whether the distribution's own Python has a module: the tests run it in a pod, whose PATH has no other.
+fn python_has(module: &str) -> bool {
     Command::new("/usr/bin/python3")
-        .args(["-c", "import requests"])
+        .args(["-c", &format!("import {module}")])
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|s| s.success())
@@ -222,13 +247,20 @@ fn from_wheel(folder: &Path, package: &str, hash: &str) -> Result<()> {
     run(pip.arg(&requirements))
 }
 
-/// The folder that outlives a checkout: `$AGENT_NETWORK_CACHE`, else `/var/cache/agent-network`.
+/// The folder for what is made once for all checkouts: `$AGENT_NETWORK_CACHE`, else `/var/cache/agent-network` for root
+/// and `~/.cache/agent-network` for others, who may build but not run.
 ///
 /// # Errors
 /// When it can't be made.
 pub(crate) fn cache() -> Result<PathBuf> {
-    let dir = std::env::var_os("AGENT_NETWORK_CACHE")
-        .map_or_else(|| PathBuf::from("/var/cache/agent-network"), PathBuf::from);
+    let dir = match (
+        std::env::var_os("AGENT_NETWORK_CACHE"),
+        std::env::var_os("HOME"),
+    ) {
+        (Some(dir), _) => dir.into(),
+        (None, Some(home)) if !is_root()? => PathBuf::from(home).join(".cache/agent-network"),
+        (None, _) => PathBuf::from("/var/cache/agent-network"),
+    };
     fs::create_dir_all(&dir).with_context(|| {
         format!(
             "make {}, or set AGENT_NETWORK_CACHE to another folder",

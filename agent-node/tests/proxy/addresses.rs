@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use crate::support::*;
+use crate::tls::{ACCESS_DENIED, client_hello};
 
 const FAR: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
 
@@ -210,5 +211,45 @@ fn a_reset_of_the_server_reaches_the_pod_as_a_reset() {
         let mut pod = node.dial(SocketAddrV4::new(FAR, 22)).await;
         assert!(read_to_end(&mut pod).await.is_err());
         assert_eq!(node.audit(1).await[0]["detail"], "reset");
+    });
+}
+
+/// What the proxy answers to a ClientHello for `name`, dialled at `dst`.
+async fn answer_to_hello(node: &Node, name: &str, dst: SocketAddrV4) -> Vec<u8> {
+    let mut pod = node.dial(dst).await;
+    pod.write_all(&client_hello(name)).await.unwrap();
+    read_to_end(&mut pod).await.unwrap()
+}
+
+#[test]
+fn unverified_names_go_to_the_dialled_address_only_when_the_operator_says_so() {
+    in_namespace(async || {
+        far_server(443, |mut stream| async move {
+            let mut hello = [0; 4096];
+            stream.read(&mut hello).await.unwrap();
+            stream.write_all(b"reached").await.unwrap();
+        })
+        .await;
+        let rules = json!([{"name": "api", "kind": "allow", "host": "api.test"}]);
+        let far = SocketAddrV4::new(FAR, 443);
+        let metadata = SocketAddrV4::new(Ipv4Addr::new(169, 254, 169, 254), 443);
+        let open = node(&rules, &json!({"tls": {"allowUnverifiedSNI": true}}));
+        for (name, dst, answer) in [
+            ("api.test", far, &b"reached"[..]),
+            ("other.test", far, &ACCESS_DENIED),
+            ("192.0.2.1", far, &ACCESS_DENIED),
+            ("api.test", metadata, &ACCESS_DENIED),
+        ] {
+            assert_eq!(
+                answer_to_hello(&open, name, dst).await,
+                answer,
+                "{name} {dst}"
+            );
+        }
+        let strict = node(&rules, &json!({}));
+        assert_eq!(
+            answer_to_hello(&strict, "api.test", far).await,
+            ACCESS_DENIED
+        );
     });
 }

@@ -91,6 +91,23 @@ async fn an_echoed_credential_is_redacted_in_headers_and_trailers() {
 }
 
 #[tokio::test]
+async fn an_echo_is_left_alone_where_the_rule_says_so() {
+    local(async {
+        let api = upstream(|mut stream| async move {
+            read_head(&mut stream, &mut Vec::new()).await.unwrap();
+            let reply = format!("HTTP/1.1 200 OK\r\nX-Raw: {SECRET}\r\nContent-Length: 0\r\n\r\n");
+            stream.write_all(reply.as_bytes()).await.unwrap();
+        })
+        .await;
+        let rules = rule(&json!({"stripFromResponse": false}));
+        let node = Node::new(&policy(&rules), &upstreams(&[("api.test", api)]));
+        let reply = node.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await;
+        assert_eq!(reply.header("x-raw"), Some(SECRET));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_rotated_credential_is_used_within_a_second() {
     local(async {
         let api = echo().await;

@@ -9,7 +9,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::support::*;
 
 const DIALLED_TLS: SocketAddrV4 = SocketAddrV4::new(std::net::Ipv4Addr::new(203, 0, 113, 9), 443);
-const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
+pub(crate) const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 
 struct Ca {
     pem: String,
@@ -84,7 +84,7 @@ fn bind(node: &Node, name: &str) {
 }
 
 /// The bytes of a ClientHello for `name`.
-fn client_hello(name: &str) -> Vec<u8> {
+pub(crate) fn client_hello(name: &str) -> Vec<u8> {
     let ca = ca(&["x.test"]);
     let config = ca.connector.config().clone();
     let name = ServerName::try_from(name.to_owned()).unwrap();

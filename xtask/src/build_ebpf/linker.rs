@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{Toolchain, cache, output_of};
-use crate::run;
+use super::{Toolchain, output_of};
+use crate::{run, setup};
 
 /// The pinned version.
 pub(super) const VERSION: &str = "0.13.0";
@@ -18,7 +18,7 @@ const PROGRAM: &str = "bpf-linker";
 
 /// Finds bpf-linker in the cache or on PATH, or builds it into the cache.
 pub(super) fn ensure(toolchain: &Toolchain) -> Result<PathBuf> {
-    let dir = cache()?.join(format!("{PROGRAM}-{VERSION}-llvm{}", toolchain.llvm_major));
+    let dir = setup::cache()?.join(format!("{PROGRAM}-{VERSION}-llvm{}", toolchain.llvm_major));
     let cached = dir.join("bin").join(PROGRAM);
     for candidate in [cached.as_path(), Path::new(PROGRAM)] {
         if is_pinned_version(candidate) {

@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use super::{Toolchain, cache, on_path, output_of};
-use crate::run;
+use super::{Toolchain, output_of};
+use crate::{run, setup};
 
 /// The Debian package, for the compiler release it fits.
 struct Package {
@@ -39,13 +39,13 @@ pub(super) fn ensure(toolchain: &Toolchain) -> Result<Option<PathBuf>> {
     if own.join(PROOF).exists() {
         return Ok(None);
     }
-    let cached = cache()?
+    let cached = setup::cache()?
         .join(format!("rust-src-{}", toolchain.release))
         .join("library");
     if cached.join(PROOF).exists() {
         return Ok(Some(cached));
     }
-    if on_path("rustup") {
+    if setup::which("rustup").is_some() {
         println!("xtask: rustup component add rust-src");
         let _ = Command::new("rustup")
             .args(["component", "add", "rust-src"])
@@ -54,7 +54,10 @@ pub(super) fn ensure(toolchain: &Toolchain) -> Result<Option<PathBuf>> {
             return Ok(None);
         }
     }
-    if on_path("apt-get") && on_path("dpkg-deb") && toolchain.release == PACKAGE.release {
+    if setup::which("apt-get").is_some()
+        && setup::which("dpkg-deb").is_some()
+        && toolchain.release == PACKAGE.release
+    {
         from_debian(&cached).context(
             "rust-src is missing, rustup could not add it, and Debian's package could not be unpacked; \
              type: rustup component add rust-src",
