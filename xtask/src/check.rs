@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{cargo, run, setup};
+use crate::{build, cargo, run, setup};
 
 /// Every package of the workspace and the packages of the workspace that it may name.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -42,9 +42,13 @@ pub(crate) fn all() -> Result<()> {
         .context("not formatted: run `cargo fmt --all`")?;
     arrows()?;
     licences()?;
-    run(cargo()
-        .args(["clippy", "--workspace", "--all-targets", "--quiet"])
-        .args(["--", "-D", "warnings"]))
+    run(cargo().arg("clippy").args(build::HOST_PACKAGES).args([
+        "--all-targets",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]))
     .context("clippy found something")
 }
 

@@ -226,7 +226,7 @@ fn unverified_names_go_to_the_dialled_address_only_when_the_operator_says_so() {
     in_namespace(async || {
         far_server(443, |mut stream| async move {
             let mut hello = [0; 4096];
-            stream.read(&mut hello).await.unwrap();
+            assert_ne!(stream.read(&mut hello).await.unwrap(), 0);
             stream.write_all(b"reached").await.unwrap();
         })
         .await;
@@ -251,5 +251,66 @@ fn unverified_names_go_to_the_dialled_address_only_when_the_operator_says_so() {
             answer_to_hello(&strict, "api.test", far).await,
             ACCESS_DENIED
         );
+    });
+}
+
+#[test]
+fn an_upstream_without_a_port_leads_neither_to_this_node_nor_to_an_agent_pod() {
+    in_namespace(async || {
+        far_server(80, |mut stream| async move {
+            read_head(&mut stream, &mut Vec::new()).await;
+            let reply = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            stream.write_all(reply).await.unwrap();
+        })
+        .await;
+        let config = json!({"upstreams": {
+            "open.test": {"addresses": ["203.0.113.9"]},
+            "shut.test": {"addresses": ["203.0.113.9"], "port": 80},
+            "key.test:80": {"addresses": ["203.0.113.9"]},
+            "pod.test": {"addresses": ["169.254.9.7"]},
+        }});
+        let rules = policy(&json!([{"name": "all", "kind": "allow", "host": "*"}]));
+        // Here `FAR` is an address of the node's own.
+        let node = Node::new(&rules, &config);
+        let dst = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), 80);
+        for (host, status, reason) in [
+            ("open.test", 403, "NODE_ADDRESS_DENIED_BY_ZEROPROXY"),
+            ("pod.test", 403, "DIRECT_BYPASS_DENIED_BY_ZEROPROXY"),
+            ("shut.test", 200, ""),
+            ("key.test", 200, ""),
+        ] {
+            let mut pod = node.dial(dst).await;
+            let ask = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            pod.write_all(ask.as_bytes()).await.unwrap();
+            let reply = Reply::read(&mut pod).await;
+            assert_eq!(reply.status, status, "{host} {}", reply.body);
+            if status != 200 {
+                assert_eq!(reply.json()["reason"], reason);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_targets_port_is_the_operators_or_the_schemes_and_never_the_pods() {
+    in_namespace(async || {
+        for (port, body) in [(80, "80"), (8080, "no")] {
+            far_server(port, move |mut stream| async move {
+                read_head(&mut stream, &mut Vec::new()).await;
+                let reply = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{body}");
+                stream.write_all(reply.as_bytes()).await.unwrap();
+            })
+            .await;
+        }
+        let rules = json!([{
+            "name": "in", "kind": "allow", "direction": "ingress", "caller": "*", "target": "*",
+        }]);
+        let config = json!({"upstreams": {"agent-server": {"addresses": ["203.0.113.9"]}}});
+        let node = node(&rules, &config);
+        let mut pod = node.dial(SocketAddrV4::new(FAR, 8080)).await;
+        pod.write_all(b"GET / HTTP/1.1\r\nHost: a.test\r\nX-Agent-Target: agent-server\r\n\r\n")
+            .await
+            .unwrap();
+        assert_eq!(Reply::read(&mut pod).await.body, "80");
     });
 }
