@@ -20,6 +20,19 @@ pub(crate) fn programs() -> Result<PathBuf> {
     folder()
 }
 
+/// Builds all programs and all tests in one go: cargo gives dependencies the features that the tests want, so building
+/// the programs alone before would compile half of the dependencies twice.
+///
+/// # Errors
+/// When a build fails.
+pub(crate) fn programs_and_tests() -> Result<PathBuf> {
+    build_ebpf::build()?;
+    println!("xtask: building the programs and the tests (some minutes the first time)");
+    let targets = ["--lib", "--bins", "--tests"];
+    run(cargo().arg("build").args(HOST_PACKAGES).args(targets)).context("build the tests")?;
+    folder()
+}
+
 /// The folder of this very program: the others are put beside it.
 ///
 /// # Errors

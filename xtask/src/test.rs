@@ -14,7 +14,7 @@ use crate::{build, cargo, check, demo, run, setup};
 pub(crate) fn test(filter: &[String]) -> Result<()> {
     setup::for_tests()?;
     let cluster = ClusterPrograms::start()?;
-    let programs = build::programs()?;
+    let programs = build::programs_and_tests()?;
     if filter.is_empty() {
         check::all()?;
     }
