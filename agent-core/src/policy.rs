@@ -15,14 +15,16 @@
 //!   cover TLS that is passed through as well as HTTP inside TLS that the proxy terminates.
 //! - `GET` brings `HEAD` with it. `/x/*` is everything under `/x/`, not `/x` itself. A path with parameters (`/a;v=1/b`)
 //!   must be let through both as it stands and without them.
+//! - Methods know upper and lower case, but some servers take `post` for `POST`: a deny rule for one covers the other, a
+//!   rule that lets through does not.
 //! - A rule that lets through must see what it names: TLS that is passed through satisfies no rule with methods, paths or
 //!   a credential. A deny rule takes what it cannot see for a hit: with methods or paths it denies TLS to its host
 //!   altogether, unless it says `protocol: http`.
 //! - Where nothing names a host (an address in Host, TLS without SNI, other TCP) only `cidr` rules let through; what is
 //!   not HTTP needs a port in the rule too. A deny rule for `*` denies these as well.
 //! - A rule with `cidr` lets through to the dialled address alone ([`DialBy::OriginalDestination`]): a host named on such
-//!   a connection is a label and is not resolved. A deny rule with `cidr` also covers what names resolve to
-//!   ([`PolicySet::check_address`]).
+//!   a connection is a label and is not resolved. A deny rule with `cidr` also covers what names resolve to,
+//!   by the port that was decided on and by the one that is connected to ([`PolicySet::check_address`]).
 //! - A policy in audit mode allows as any other. Its deny rules are recorded as `would_deny` and passed over. Default
 //!   deny is passed over only where every policy for the pod is in audit mode: one policy that is enforced keeps it.
 //!   Built-in denials and direct bypass do not know audit mode.

@@ -169,6 +169,13 @@ fn covers(rule: &Rule, request: &Request, path: Option<&str>) -> bool {
     let method = rule.methods.is_empty()
         || match request.method.filter(|_| seen) {
             None => denies,
+            // Some servers take `post` for `POST`.
+            Some(method) if denies => {
+                let reads = method.eq_ignore_ascii_case("HEAD");
+                rule.methods
+                    .iter()
+                    .any(|m| m.eq_ignore_ascii_case(method) || reads && m == "GET")
+            }
             Some("HEAD") => rule.methods.iter().any(|m| m == "HEAD" || m == "GET"),
             Some(method) => rule.methods.iter().any(|m| m == method),
         };

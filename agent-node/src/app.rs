@@ -101,7 +101,7 @@ fn serve(context: &Arc<Context>, follower: Follower, nets: NodeNetsReader) -> Re
         .map_err(AppError::Runtime)?;
     let mut sockets = Vec::new();
     for _ in 0..context.config.workers {
-        sockets.push(Arc::new(WorkerSockets::open()?));
+        sockets.push(Arc::new(WorkerSockets::open(context.config.dns.listen)?));
     }
     let limits = Arc::new(PodLimits::new(context.config.limits.connections_per_pod));
     let mut workers = Vec::new();

@@ -44,6 +44,8 @@ pub const DEFAULT_IDENTITY_WAIT: Duration = Duration::from_secs(1);
 pub const DEFAULT_AUDIT_ROTATE_BYTES: u64 = 64 * 1024 * 1024;
 /// Rotated audit files that are kept beside the open one.
 pub const DEFAULT_AUDIT_KEEP: u32 = 4;
+/// The documented port of the DNS proxy (see reference, "Core Concepts").
+pub const DEFAULT_DNS_LISTEN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18053);
 /// The dispatch program keeps 16 slots for each class of listener.
 pub const MAX_WORKERS: u16 = 16;
 
@@ -89,6 +91,8 @@ pub struct Config {
 /// What the DNS proxy asks and answers.
 #[derive(Debug, Clone)]
 pub struct DnsConfig {
+    /// Where the sockets for UDP and TCP are bound; pods' queries come to them through the dispatch map.
+    pub listen: SocketAddrV4,
     /// Servers that are asked, in order.
     pub upstreams: Vec<SocketAddr>,
     /// Whether names that no rule of the pod's could let through are answered here.

@@ -106,13 +106,15 @@ async fn work(
     let live = Rc::new(Live::default());
     let (proxy_tcp, dns_tcp, dns_udp) = sockets.listeners()?;
     drop(sockets);
-    let udp = tokio::task::spawn_local(dns::serve_udp(worker.clone(), dns_udp));
+    let mut udp = tokio::task::spawn_local(dns::serve_udp(worker.clone(), dns_udp));
     let mut proxy = Acceptor::proxy(worker.clone(), live.clone(), limits.clone(), proxy_tcp);
     let mut dns = Acceptor::dns(worker.clone(), live.clone(), limits, dns_tcp);
 
     let drain = &worker.shared.drain;
     tokio::select! {
         () = drain.begun() => {}
+        // It returned or panicked. Pods without DNS are not served; the process ends for it.
+        _ = &mut udp => return Err(SocketError::DnsUdp),
         () = proxy.run(proxy::serve_connection) => {}
         () = dns.run(dns::serve_tcp) => {}
     }

@@ -7,6 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use agent_core::node::NodeState;
@@ -28,6 +29,7 @@ pub const REFRESH_EVERY: Duration = Duration::from_secs(2);
 /// The node's networks, behind one pointer.
 pub struct NodeNetsCell {
     nets: ArcSwap<NodeNets>,
+    known: AtomicBool,
     node: ArcSwap<Option<NodeState>>,
 }
 
@@ -36,6 +38,8 @@ pub struct NodeNetsReader {
     watch: FileWatch,
     extra_fake_cidrs: Vec<Ipv4Net>,
     state: Option<NodeState>,
+    /// The node's addresses as of the last time that they could be read.
+    own: Option<Vec<IpAddr>>,
     /// What the published networks were made of.
     published: Option<(Vec<Ipv4Net>, Vec<IpAddr>)>,
 }
@@ -43,21 +47,34 @@ pub struct NodeNetsReader {
 impl NodeNetsCell {
     /// Reads both sources once, and returns what keeps them fresh.
     pub fn new(state_dir: &Path, extra_fake_cidrs: &[Ipv4Net]) -> (NodeNetsCell, NodeNetsReader) {
-        let cell = NodeNetsCell {
-            nets: ArcSwap::from_pointee(NodeNets::default()),
-            node: ArcSwap::from_pointee(None),
-        };
-        let mut reader = NodeNetsReader {
-            watch: FileWatch::new(&state_dir.join(NODE_FILE), MAX_NODE_BYTES, COMPARE_EVERY),
-            extra_fake_cidrs: extra_fake_cidrs.to_vec(),
-            state: None,
-            published: None,
-        };
+        let (cell, mut reader) = NodeNetsCell::unread(state_dir, extra_fake_cidrs);
         reader.refresh(&cell);
         (cell, reader)
     }
 
-    /// The node's networks as of now.
+    fn unread(state_dir: &Path, extra_fake_cidrs: &[Ipv4Net]) -> (NodeNetsCell, NodeNetsReader) {
+        let cell = NodeNetsCell {
+            nets: ArcSwap::from_pointee(NodeNets::default()),
+            known: AtomicBool::new(false),
+            node: ArcSwap::from_pointee(None),
+        };
+        let reader = NodeNetsReader {
+            watch: FileWatch::new(&state_dir.join(NODE_FILE), MAX_NODE_BYTES, COMPARE_EVERY),
+            extra_fake_cidrs: extra_fake_cidrs.to_vec(),
+            state: None,
+            own: None,
+            published: None,
+        };
+        (cell, reader)
+    }
+
+    /// Whether both sources were read once. Until then [`NodeNetsCell::load`] knows nothing that
+    /// must be refused, so nothing may be let through.
+    pub fn is_known(&self) -> bool {
+        self.known.load(Ordering::Acquire)
+    }
+
+    /// The node's networks as of now; empty until [`NodeNetsCell::is_known`].
     pub fn load(&self) -> Guard<Arc<NodeNets>> {
         self.nets.load()
     }
@@ -76,6 +93,20 @@ impl NodeNetsCell {
 impl NodeNetsReader {
     /// Reads what has changed since the last time.
     pub fn refresh(&mut self, cell: &NodeNetsCell) {
+        self.read_state();
+        self.take_addresses(own_addresses());
+        self.publish(cell);
+    }
+
+    fn take_addresses(&mut self, read: nix::Result<Vec<IpAddr>>) {
+        match read {
+            Ok(own) => self.own = Some(own),
+            // The last known ones stay: without them the node would be open to its pods.
+            Err(error) => tracing::error!(error = %error, "the node's addresses can't be read"),
+        }
+    }
+
+    fn read_state(&mut self) {
         match self.watch.look(Instant::now()) {
             Look::Same => {}
             Look::Failed(error) => {
@@ -93,9 +124,18 @@ impl NodeNetsReader {
                 }
             },
         }
+    }
+
+    /// Publishes what is known, if it is enough: an empty set of either kind would refuse nothing.
+    fn publish(&mut self, cell: &NodeNetsCell) {
+        if *cell.node.load_full() != self.state {
+            cell.node.store(Arc::new(self.state.clone()));
+        }
         let mut fake_cidrs = self.extra_fake_cidrs.clone();
         fake_cidrs.extend(self.state.iter().map(|state| state.fake_ip_cidr));
-        let mut node_addresses = own_addresses();
+        let Some(mut node_addresses) = self.own.clone().filter(|_| !fake_cidrs.is_empty()) else {
+            return;
+        };
         node_addresses.extend(self.state.iter().map(|state| IpAddr::V4(state.gateway)));
         node_addresses.sort_unstable();
         node_addresses.dedup();
@@ -106,30 +146,22 @@ impl NodeNetsReader {
                 let nets =
                     NodeNets::new(fake_cidrs.iter().copied(), node_addresses.iter().copied());
                 cell.nets.store(Arc::new(nets));
+                cell.known.store(true, Ordering::Release);
             }
-        }
-        if *cell.node.load_full() != self.state {
-            cell.node.store(Arc::new(self.state.clone()));
         }
     }
 }
 
 /// Every address of every interface of this network namespace.
-fn own_addresses() -> Vec<IpAddr> {
-    let interfaces = match nix::ifaddrs::getifaddrs() {
-        Ok(interfaces) => interfaces,
-        Err(error) => {
-            tracing::error!(error = %error, "the node's addresses can't be read");
-            return Vec::new();
-        }
-    };
-    interfaces
+fn own_addresses() -> nix::Result<Vec<IpAddr>> {
+    let interfaces = nix::ifaddrs::getifaddrs()?;
+    let addresses = interfaces
         .filter_map(|interface| interface.address)
         .filter_map(|address| {
             let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
             v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        })
-        .collect()
+        });
+    Ok(addresses.collect())
 }
 
 #[cfg(test)]
@@ -138,6 +170,33 @@ mod tests {
 
     #[test]
     fn loopback_is_among_the_nodes_own_addresses() {
-        assert!(own_addresses().contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        let own = own_addresses().unwrap();
+        assert!(own.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    }
+
+    #[test]
+    fn without_fake_cidrs_nothing_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cell, mut reader) = NodeNetsCell::new(dir.path(), &[]);
+        assert!(!cell.is_known());
+        std::fs::write(dir.path().join(NODE_FILE), "{").unwrap();
+        reader.refresh(&cell);
+        assert!(!cell.is_known(), "node.json is not valid");
+        let extra = "169.254.9.0/24".parse().unwrap();
+        assert!(NodeNetsCell::new(dir.path(), &[extra]).0.is_known());
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_read_are_not_forgotten_and_never_taken_for_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let extra = "169.254.9.0/24".parse().unwrap();
+        let (cell, mut reader) = NodeNetsCell::new(dir.path(), &[extra]);
+        reader.take_addresses(Err(nix::errno::Errno::EMFILE));
+        reader.publish(&cell);
+        assert!(cell.load().is_node(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        let (cell, mut reader) = NodeNetsCell::unread(dir.path(), &[extra]);
+        reader.take_addresses(Err(nix::errno::Errno::EMFILE));
+        reader.publish(&cell);
+        assert!(!cell.is_known());
     }
 }

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use agent_core::identity::Workload;
@@ -30,6 +30,8 @@ pub use state_dir::StateDir;
 
 /// Connections that may wait for an identity at the same time; the next ones are unknown at once.
 const MAX_WAITING: usize = 1024;
+/// Of these, connections from one address, so that no single one takes all the places.
+const MAX_WAITING_PER_ADDRESS: usize = 32;
 
 /// A pod that was found, as of one generation of what is known about it.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ struct Shared {
     changes: watch::Sender<u64>,
     /// Asks the follower to look at the state folder now.
     missed: Notify,
-    waiting: AtomicUsize,
+    waiting: Waiting,
     wait: Duration,
 }
 
@@ -69,7 +71,7 @@ impl Workloads {
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
             missed: Notify::new(),
-            waiting: AtomicUsize::new(0),
+            waiting: Waiting::default(),
             wait,
         }))
     }
@@ -114,7 +116,7 @@ impl Workloads {
 
     async fn wait_for(&self, ip: Ipv4Addr) -> Option<Arc<Identified>> {
         let shared = &*self.0;
-        let _place = Place::take(&shared.waiting)?;
+        let _place = shared.waiting.take(ip)?;
         let mut changes = shared.changes.subscribe();
         let deadline = tokio::time::Instant::now() + shared.wait;
         shared.missed.notify_one();
@@ -142,22 +144,49 @@ impl Workloads {
     }
 }
 
-/// One of the places for those who wait.
-struct Place<'a>(&'a AtomicUsize);
+/// The places for those who wait. Locked briefly, and only for an address that isn't known.
+#[derive(Default)]
+struct Waiting(Mutex<Places>);
 
-impl Place<'_> {
-    fn take(waiting: &AtomicUsize) -> Option<Place<'_>> {
-        if waiting.fetch_add(1, Ordering::AcqRel) >= MAX_WAITING {
-            waiting.fetch_sub(1, Ordering::AcqRel);
+#[derive(Default)]
+struct Places {
+    all: usize,
+    by_address: HashMap<Ipv4Addr, usize>,
+}
+
+impl Waiting {
+    fn take(&self, ip: Ipv4Addr) -> Option<Place<'_>> {
+        let mut places = self.lock();
+        let of_address = places.by_address.get(&ip).copied().unwrap_or_default();
+        if places.all >= MAX_WAITING || of_address >= MAX_WAITING_PER_ADDRESS {
             return None;
         }
-        Some(Place(waiting))
+        places.all += 1;
+        places.by_address.insert(ip, of_address + 1);
+        Some(Place { waiting: self, ip })
     }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of the places.
+struct Place<'a> {
+    waiting: &'a Waiting,
+    ip: Ipv4Addr,
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let mut places = self.waiting.lock();
+        places.all = places.all.saturating_sub(1);
+        match places.by_address.get_mut(&self.ip) {
+            Some(of_address) if *of_address > 1 => *of_address -= 1,
+            _ => {
+                places.by_address.remove(&self.ip);
+            }
+        }
     }
 }
 

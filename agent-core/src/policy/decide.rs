@@ -13,7 +13,9 @@ use crate::policy::document::RuleKind;
 use crate::policy::facts::{Protocol, RequestFacts};
 use crate::policy::index::{CallKeys, Index};
 use crate::policy::permit::{Denial, DialBy, Permit, Seen, Verdict};
-use crate::policy::rule::{Channel, CompiledRule, Destination, NO_RULE, Probe};
+use crate::policy::rule::{
+    Channel, CompiledRule, Destination, METHOD_BYTES, Method, NO_RULE, Probe,
+};
 use crate::policy::scope::{Part, ScopeInner};
 use crate::policy::target::Target;
 
@@ -75,10 +77,11 @@ fn decide_path(
     path: Option<&str>,
 ) -> Verdict {
     let channel = Channel::new(facts.protocol, facts.host.is_some());
+    let mut buffer = [0; METHOD_BYTES];
     let by_host = Probe {
         channel,
         port: facts.port,
-        method,
+        method: method.map(|method| Method::new(method, &mut buffer)),
         path,
     };
     // A rule on a network leads to the dialled address, so its ports are that address's.
@@ -194,35 +197,44 @@ pub(crate) fn call(
     })
 }
 
-/// The deny rule on a network that covers an address which the permitted request would go to.
-pub(crate) fn denied_address(permit: &Permit, address: IpAddr) -> Option<Denial> {
-    find_address(permit, address, |part| &part.egress)
+/// The deny rule on a network that covers an address and port which the permitted request would go to.
+pub(crate) fn denied_address(permit: &Permit, address: IpAddr, port: u16) -> Option<Denial> {
+    find_address(permit, address, port, |part| &part.egress)
 }
 
 /// The same among deny rules that are only observed.
-pub(crate) fn observed_address(permit: &Permit, address: IpAddr) -> Option<Denial> {
-    find_address(permit, address, |part| &part.observed)
+pub(crate) fn observed_address(permit: &Permit, address: IpAddr, port: u16) -> Option<Denial> {
+    find_address(permit, address, port, |part| &part.observed)
 }
 
 fn find_address(
     permit: &Permit,
     address: IpAddr,
+    port: u16,
     index: impl Fn(&Part) -> &Index,
 ) -> Option<Denial> {
     let seen = permit.seen.as_ref()?;
     let scope = &permit.scope;
-    let probe = Probe {
+    let mut buffer = [0; METHOD_BYTES];
+    let method = seen.method.as_deref();
+    let decided = Probe {
         channel: seen.channel,
         port: seen.port,
-        method: seen.method.as_deref(),
+        method: method.map(|method| Method::new(method, &mut buffer)),
         path: seen.path.as_deref(),
     };
+    // The port that is connected to may be another: `tls: originate` and the operator's upstreams change it.
+    let dialled = (port != seen.port).then_some(Probe { port, ..decided });
+    let probes = || std::iter::once(&decided).chain(&dialled);
     // An address of the other family may lead to one that a rule covers.
     let addresses = std::iter::once(address).chain(embedded_v4(address).map(IpAddr::V4));
     // Deny rules have the lowest ranks, so the first rule found is one if any covers the request.
     let rank = addresses
         .flat_map(|address| scope.parts.iter().map(move |part| (part, address)))
-        .map(|(part, address)| index(part).find_by_address(&scope.rules, address, &probe))
+        .flat_map(|(part, address)| {
+            let index = index(part);
+            probes().map(move |probe| index.find_by_address(&scope.rules, address, probe))
+        })
         .min()?;
     let rule = scope
         .rules

@@ -169,16 +169,11 @@ impl PolicySet {
             Some(ip) => vec![ip.into()],
             None => question.addresses.clone(),
         };
-        let checked: Result<Vec<()>, Denial> = addresses
-            .iter()
-            .map(|ip| self.check_address(&permit, *ip, nets))
-            .collect();
+        let upstream_port = Permit::upstream_port(port, visible && permit.tls_originate());
+        let check = |ip: &IpAddr| self.check_address(&permit, *ip, upstream_port, nets);
+        let checked: Result<Vec<()>, Denial> = addresses.iter().map(check).collect();
         match checked {
-            Err(denial)
-                if !addresses
-                    .iter()
-                    .any(|ip| self.check_address(&permit, *ip, nets).is_ok()) =>
-            {
+            Err(denial) if !addresses.iter().any(|ip| check(ip).is_ok()) => {
                 Ok(Verdict::Deny(denial))
             }
             Ok(_) | Err(_) => Ok(Verdict::Permit(permit)),

@@ -253,6 +253,12 @@ impl Permit {
         self.compiled().is_some_and(|rule| rule.tls_originate)
     }
 
+    /// The port that is connected to for one that was named: `http://name/` leaves as `https://name/`, whose port is
+    /// another; a port that was named stays.
+    pub fn upstream_port(named: u16, tls: bool) -> u16 {
+        if tls && named == 80 { 443 } else { named }
+    }
+
     /// What may be connected to.
     pub fn dial_by(&self) -> DialBy {
         self.dial

@@ -156,12 +156,56 @@ pub(crate) struct CompiledRule {
     pub(crate) credential: Option<Box<CredentialRef>>,
 }
 
+/// Most bytes of a method that a rule names.
+pub(crate) const METHOD_BYTES: usize = 32;
+
+/// A request's method. Methods know upper and lower case, but some servers take `post` for `POST`: a deny rule for one
+/// covers the other, rules that let through do not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Method<'a> {
+    /// In capitals, as rules are written; a method that is too long for any rule stays as it is.
+    upper: &'a str,
+    as_sent: bool,
+}
+
+impl<'a> Method<'a> {
+    /// Writes to `buffer` only what is not in capitals.
+    pub(crate) fn new(method: &'a str, buffer: &'a mut [u8; METHOD_BYTES]) -> Self {
+        let in_capitals = Self {
+            upper: method,
+            as_sent: true,
+        };
+        if !method.bytes().any(|b| b.is_ascii_lowercase()) {
+            return in_capitals;
+        }
+        let upper = buffer.get_mut(..method.len()).and_then(|upper| {
+            upper.copy_from_slice(method.as_bytes());
+            upper.make_ascii_uppercase();
+            std::str::from_utf8(upper).ok()
+        });
+        Self {
+            upper: upper.unwrap_or(method),
+            as_sent: false,
+        }
+    }
+
+    /// What rules that could cover the method name.
+    pub(crate) fn upper(self) -> &'a str {
+        self.upper
+    }
+
+    /// True when a rule of the kind that names [`Self::upper`] covers the method.
+    pub(crate) fn is_for(self, kind: RuleKind) -> bool {
+        self.as_sent || kind == RuleKind::Deny
+    }
+}
+
 /// What of a request rules are held against, the destination apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe<'a> {
     pub(crate) channel: Channel,
     pub(crate) port: u16,
-    pub(crate) method: Option<&'a str>,
+    pub(crate) method: Option<Method<'a>>,
     pub(crate) path: Option<&'a str>,
 }
 
@@ -172,9 +216,9 @@ impl CompiledRule {
         self.channels.contains(probe.channel)
             && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(probe.port)))
             && (self.methods.is_empty()
-                || probe
-                    .method
-                    .map_or(unseen, |method| self.methods.iter().any(|m| **m == *method)))
+                || probe.method.map_or(unseen, |method| {
+                    method.is_for(self.kind) && self.methods.iter().any(|m| **m == *method.upper())
+                }))
             && (self.paths.is_empty()
                 || probe
                     .path

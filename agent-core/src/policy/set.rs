@@ -191,13 +191,21 @@ impl PolicySet {
         about(s, name).needs_sight
     }
 
-    /// Checks one address that a permitted request would go to, as the proxy resolved it or as the pod dialled it.
+    /// Checks one address that a permitted request would go to, as the proxy resolved it or as the pod dialled it, with
+    /// the port that is connected to ([`Permit::upstream_port`]): a deny rule for it or for the port that was decided on
+    /// covers the address.
     ///
     /// # Errors
     /// Sensitive ranges, the node itself, Fake IP CIDRs (except for calls between agents, and for the very address
     /// that was dialled where a policy allows direct bypass), addresses that a deny rule on a network covers, and for a
     /// permit by network every address but the dialled one.
-    pub fn check_address(&self, p: &Permit, ip: IpAddr, nets: &NodeNets) -> Result<(), Denial> {
+    pub fn check_address(
+        &self,
+        p: &Permit,
+        ip: IpAddr,
+        port: u16,
+        nets: &NodeNets,
+    ) -> Result<(), Denial> {
         self.sensitive.check(ip)?;
         let dialled = p
             .dst
@@ -207,7 +215,7 @@ impl PolicySet {
             address::check_fake(ip, nets)?;
         }
         address::check_local(ip, nets)?;
-        Self::check_rules(p, ip)
+        Self::check_rules(p, ip, port)
     }
 
     /// Checks one address that the operator wrote into `upstreams`: like [`Self::check_address`], but the node itself,
@@ -215,14 +223,14 @@ impl PolicySet {
     ///
     /// # Errors
     /// Sensitive ranges, and addresses that a deny rule on a network covers.
-    pub fn check_fixed_address(&self, p: &Permit, ip: IpAddr) -> Result<(), Denial> {
+    pub fn check_fixed_address(&self, p: &Permit, ip: IpAddr, port: u16) -> Result<(), Denial> {
         self.sensitive.check(ip)?;
-        Self::check_rules(p, ip)
+        Self::check_rules(p, ip, port)
     }
 
     /// What a deny rule on a network in audit mode would have said about the address.
-    pub fn would_deny_address(&self, p: &Permit, ip: IpAddr) -> Option<Denial> {
-        decide::observed_address(p, ip)
+    pub fn would_deny_address(&self, p: &Permit, ip: IpAddr, port: u16) -> Option<Denial> {
+        decide::observed_address(p, ip, port)
     }
 
     /// Checks an address that no permit stands behind, such as one in a DNS answer (rebinding).
@@ -233,7 +241,7 @@ impl PolicySet {
         self.sensitive.check(ip)
     }
 
-    fn check_rules(p: &Permit, ip: IpAddr) -> Result<(), Denial> {
+    fn check_rules(p: &Permit, ip: IpAddr, port: u16) -> Result<(), Denial> {
         if let DialBy::OriginalDestination(dst) = p.dial
             && IpAddr::V4(*dst.ip()) != ip.to_canonical()
         {
@@ -244,7 +252,7 @@ impl PolicySet {
                 message: format!("the permit leads to {} and not to {ip}", dst.ip()),
             });
         }
-        decide::denied_address(p, ip).map_or(Ok(()), Err)
+        decide::denied_address(p, ip, port).map_or(Ok(()), Err)
     }
 }
 

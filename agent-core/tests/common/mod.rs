@@ -207,7 +207,14 @@ pub(crate) fn request() -> impl Strategy<Value = Request> {
         Some("/a;x/b"),
         Some("/x/../a"),
     ]);
-    let method = proptest::sample::select(vec![None, Some("GET"), Some("HEAD"), Some("POST")]);
+    let method = proptest::sample::select(vec![
+        None,
+        Some("GET"),
+        Some("HEAD"),
+        Some("POST"),
+        Some("post"),
+        Some("Head"),
+    ]);
     let protocol = proptest::sample::select(Protocol::ALL.to_vec());
     let ip = prop_oneof![
         Just([192, 0, 2, 1]),

@@ -52,11 +52,15 @@ fn policy(status: &Arc<PolicyStatus>) -> Check {
 
 fn node(context: &Context) -> Check {
     let (ok, detail) = match Option::as_ref(&context.nets.node()) {
+        _ if !context.nets.is_known() && context.nets.node().is_some() => (
+            false,
+            "the node's addresses can't be read; until then everything is denied".into(),
+        ),
         Some(node) => (true, format!("Fake IP CIDR {}", node.fake_ip_cidr)),
         None => (
             false,
             format!(
-                "{} has no node.json; agent-cni writes it at the first ADD",
+                "{} has no valid node.json; agent-cni writes it at the first ADD",
                 context.config.state_dir.display()
             ),
         ),

@@ -13,10 +13,10 @@ use serde::Deserialize;
 use super::upstreams::{UpstreamFile, Upstreams};
 use super::{
     AuditConfig, Config, DEFAULT_AUDIT_KEEP, DEFAULT_AUDIT_ROTATE_BYTES, DEFAULT_CLUSTER_DOMAIN,
-    DEFAULT_CONNECTIONS_PER_POD, DEFAULT_DRAIN, DEFAULT_FIRST_BYTE_TIMEOUT, DEFAULT_HEADER_BYTES,
-    DEFAULT_HEADER_COUNT, DEFAULT_IDENTITY_WAIT, DEFAULT_IDLE_TIMEOUT, DEFAULT_LISTEN,
-    DEFAULT_PIN_DIR, DEFAULT_RECHECK, DEFAULT_STATE_DIR, DeniedRcode, DnsConfig, Limits,
-    MAX_WORKERS, TlsConfig,
+    DEFAULT_CONNECTIONS_PER_POD, DEFAULT_DNS_LISTEN, DEFAULT_DRAIN, DEFAULT_FIRST_BYTE_TIMEOUT,
+    DEFAULT_HEADER_BYTES, DEFAULT_HEADER_COUNT, DEFAULT_IDENTITY_WAIT, DEFAULT_IDLE_TIMEOUT,
+    DEFAULT_LISTEN, DEFAULT_PIN_DIR, DEFAULT_RECHECK, DEFAULT_STATE_DIR, DeniedRcode, DnsConfig,
+    Limits, MAX_WORKERS, TlsConfig,
 };
 
 /// Asked for the node's name servers when the configuration names none.
@@ -79,6 +79,7 @@ struct ConfigFile {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DnsFile {
+    listen: Option<String>,
     #[serde(default)]
     upstreams: Vec<String>,
     enforce: Option<bool>,
@@ -236,6 +237,16 @@ fn dns(file: DnsFile) -> Result<DnsConfig, ConfigError> {
             "for example `cluster.local`",
         ));
     }
+    let listen = match file.listen {
+        None => DEFAULT_DNS_LISTEN,
+        Some(text) => text.parse().map_err(|_| {
+            field(
+                "dns.listen",
+                format!("`{text}` is not an IPv4 address with a port"),
+                "for example `127.0.0.1:18053`",
+            )
+        })?,
+    };
     let denied_rcode = match file.denied_rcode.as_deref() {
         None | Some("NXDOMAIN") => DeniedRcode::NxDomain,
         Some("REFUSED") => DeniedRcode::Refused,
@@ -248,6 +259,7 @@ fn dns(file: DnsFile) -> Result<DnsConfig, ConfigError> {
         }
     };
     Ok(DnsConfig {
+        listen,
         upstreams,
         enforce: file.enforce.unwrap_or(true),
         cluster_domain,

@@ -88,6 +88,21 @@ fn a_bad_value_is_told_by_field_with_what_to_write() {
             "scheme",
             "https",
         ),
+        (
+            r#""upstreams":{"a":{"addresses":["192.0.2.1","127.0.0.1"]}}"#,
+            "upstreams[\"a\"].port",
+            "or in the key",
+        ),
+        (
+            r#""upstreams":{"a":{"addresses":["::ffff:127.0.0.1"]}}"#,
+            "upstreams[\"a\"].port",
+            "or in the key",
+        ),
+        (
+            r#""upstreams":{"a":{"addresses":["0.0.0.0"]}}"#,
+            "upstreams[\"a\"].port",
+            "or in the key",
+        ),
     ] {
         let error = parse(text).unwrap_err().to_string();
         assert!(
@@ -128,6 +143,19 @@ fn an_upstream_with_the_port_wins_over_one_without() {
     assert_eq!(address(443).as_deref(), Some("192.0.2.2"));
     assert!(config.upstreams.get("example.com", 80).is_none());
     assert!(config.upstreams.has_name("git.example.com"));
+}
+
+#[test]
+fn loopback_is_an_upstream_with_a_port_in_the_key_or_the_entry() {
+    for (key, entry, any_port) in [
+        ("a:8080", r#"{"addresses":["127.0.0.1"]}"#, false),
+        ("a", r#"{"addresses":["127.0.0.1"],"port":8080}"#, false),
+        ("a", r#"{"addresses":["192.0.2.1"]}"#, true),
+    ] {
+        let config = parse(&format!(r#""upstreams":{{"{key}":{entry}}}"#)).unwrap();
+        let upstream = config.upstreams.get("a", 8080).unwrap();
+        assert_eq!(upstream.any_port, any_port, "{key} {entry}");
+    }
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub struct Upstream {
     pub addresses: Vec<IpAddr>,
     /// Another port than the one that was dialled.
     pub port: Option<u16>,
+    /// Whether neither the key nor the entry names a port, so that it would be the pod's choice.
+    pub any_port: bool,
     /// Another scheme than the one that was spoken.
     pub scheme: Option<Scheme>,
 }
@@ -74,7 +76,7 @@ impl Upstreams {
                     "for example `git.example.com` or `git.example.com:443`",
                 )
             })?;
-            let upstream = parse_one(&name, &value)?;
+            let upstream = parse_one(&name, &value, port)?;
             let entry = all.0.entry(host).or_default();
             match port {
                 Some(port) => entry.ports.push((port, upstream)),
@@ -99,7 +101,11 @@ fn split_key(key: &str) -> Option<(String, Option<u16>)> {
     fine.then_some((host, port))
 }
 
-fn parse_one(name: &str, file: &UpstreamFile) -> Result<Upstream, ConfigError> {
+fn parse_one(
+    name: &str,
+    file: &UpstreamFile,
+    key_port: Option<u16>,
+) -> Result<Upstream, ConfigError> {
     if file.addresses.is_empty() {
         return Err(field(
             format!("{name}.addresses"),
@@ -124,6 +130,14 @@ fn parse_one(name: &str, file: &UpstreamFile) -> Result<Upstream, ConfigError> {
             "a number from 1 to 65535, or leave it out to keep the port that was dialled",
         ));
     }
+    let any_port = key_port.is_none() && file.port.is_none();
+    if any_port && addresses.iter().any(is_this_host) {
+        return Err(field(
+            format!("{name}.port"),
+            "it is missing, and pods could reach any port of this node's loopback",
+            "the port of the server, here or in the key",
+        ));
+    }
     let scheme = match file.scheme.as_deref() {
         None => None,
         Some("http") => Some(Scheme::Http),
@@ -139,6 +153,14 @@ fn parse_one(name: &str, file: &UpstreamFile) -> Result<Upstream, ConfigError> {
     Ok(Upstream {
         addresses,
         port: file.port,
+        any_port,
         scheme,
     })
+}
+
+/// Whether a connection to `ip` never leaves this host: loopback, or the unspecified address, which
+/// Linux takes for it.
+fn is_this_host(ip: &IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    ip.is_loopback() || ip.is_unspecified()
 }

@@ -1,5 +1,7 @@
-//! One worker's sockets: bound to a port of loopback that nobody knows, transparent, and reached
-//! only through the dispatch program.
+//! One worker's sockets: transparent, and reached by pods only through the dispatch program.
+//!
+//! The DNS sockets of all workers share the documented port. Those for TCP take any port of loopback: on the
+//! documented one the local endpoints answer.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -20,13 +22,18 @@ const UDP_RECEIVE_BUFFER: usize = 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Making or setting up one failed.
-    #[error("open the {socket} listener (this needs CAP_NET_ADMIN for IP_TRANSPARENT)")]
+    #[error(
+        "open the {socket} listener (this needs CAP_NET_ADMIN for IP_TRANSPARENT, and dns.listen must be free)"
+    )]
     Open {
         /// Which one.
         socket: &'static str,
         /// What the system said.
         source: io::Error,
     },
+    /// The task that answers DNS over UDP is gone.
+    #[error("serve DNS over UDP")]
+    DnsUdp,
     /// The worker's runtime can't be built.
     #[error("build the worker's runtime")]
     Runtime(#[source] io::Error),
@@ -41,18 +48,19 @@ pub struct WorkerSockets {
 }
 
 impl WorkerSockets {
-    /// Opens them. They get no traffic before they are registered.
+    /// Opens them, the DNS sockets at `dns`. They get no traffic of pods before they are registered.
     ///
     /// # Errors
-    /// When the system refuses one.
-    pub fn open() -> Result<WorkerSockets, SocketError> {
+    /// When the system refuses one, for example since somebody else has the port.
+    pub fn open(dns: SocketAddrV4) -> Result<WorkerSockets, SocketError> {
         let open = |socket, result: io::Result<Socket>| {
             result.map_err(|source| SocketError::Open { socket, source })
         };
+        let any_port = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
         Ok(WorkerSockets {
-            proxy_tcp: open("proxy TCP", tcp())?,
-            dns_tcp: open("DNS TCP", tcp())?,
-            dns_udp: open("DNS UDP", udp())?,
+            proxy_tcp: open("proxy TCP", tcp(any_port))?,
+            dns_tcp: open("DNS TCP", tcp(dns))?,
+            dns_udp: open("DNS UDP", udp(dns))?,
         })
     }
 
@@ -91,24 +99,25 @@ impl WorkerSockets {
     }
 }
 
-fn tcp() -> io::Result<Socket> {
-    let socket = transparent(Type::STREAM, Protocol::TCP)?;
+fn tcp(address: SocketAddrV4) -> io::Result<Socket> {
+    let socket = transparent(Type::STREAM, Protocol::TCP, address)?;
     socket.listen(BACKLOG)?;
     Ok(socket)
 }
 
-fn udp() -> io::Result<Socket> {
-    let socket = transparent(Type::DGRAM, Protocol::UDP)?;
+fn udp(address: SocketAddrV4) -> io::Result<Socket> {
+    let socket = transparent(Type::DGRAM, Protocol::UDP, address)?;
     socket.set_recv_buffer_size(UDP_RECEIVE_BUFFER)?;
     nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::Ipv4OrigDstAddr, &true)?;
     Ok(socket)
 }
 
-fn transparent(kind: Type, protocol: Protocol) -> io::Result<Socket> {
+fn transparent(kind: Type, protocol: Protocol, address: SocketAddrV4) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, kind, Some(protocol))?;
     socket.set_nonblocking(true)?;
     socket.set_ip_transparent_v4(true)?;
-    let any_port = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
-    socket.bind(&SockAddr::from(any_port))?;
+    // The other workers, and the next process, have the same port; the dispatch program picks one socket, not a group.
+    socket.set_reuse_port(true)?;
+    socket.bind(&SockAddr::from(address))?;
     Ok(socket)
 }

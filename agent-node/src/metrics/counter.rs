@@ -105,6 +105,8 @@ described! {
         DnsShed = ("dns_queries", DNS, Some(("outcome", "shed")));
         /// An answer was cut and marked, so that the client comes back over TCP.
         DnsTruncated = ("dns_truncated", "DNS answers truncated to what the client takes over UDP", None);
+        /// A read of the DNS socket failed.
+        DnsReceiveErrors = ("dns_receive_errors", "Failed reads of the DNS sockets; the worker backs off and goes on", None);
         /// A sensitive address was removed from an answer.
         DnsStripped = ("dns_stripped_addresses", "Sensitive addresses removed from DNS answers", None);
         /// Kernel drop events that were not written as audit lines.

@@ -80,13 +80,13 @@ pub(crate) fn failed(mut line: Line, failure: &Failure) -> Response<ResponseBody
     if let Failure::Address(denial) = failure {
         line.denied(denial);
     }
-    let message = crate::telemetry::chain(failure);
+    let message = failure.message();
     let answer = match failure.is_refusal() {
-        true => denial(&line, failure.status(), &message),
+        true => denial(&line, failure.status(), message),
         false => Answer {
             status: failure.status(),
             decision: None,
-            body: body(&line, "upstream_failed", &message),
+            body: body(&line, "upstream_failed", message),
         },
     };
     respond(line, answer, false)
@@ -171,7 +171,7 @@ fn remedy(reason: ReasonCode) -> &'static str {
             "This address is closed to agent pods whatever the policy says; no rule can open it."
         }
         R::UnknownSourceDenied | R::WorkloadGone => {
-            "The node does not know this pod. If it stays so, recreate the pod; if that does not help, run `agent-node doctor` on the node."
+            "The node does not know this pod. If it stays so, recreate the pod; if that does not help, the operator looks at `/readyz` and at ZeroProxy's log on the pod's node."
         }
         R::IdentityMismatch => {
             "Leave X-Agent-Caller out, or send your own caller name; the proxy writes the verified one."

@@ -10,6 +10,8 @@ use std::borrow::Cow;
 /// make 2 KiB usual; what is larger than this has no honest reason.
 pub(crate) const MAX_HELLO: usize = 32 * 1024;
 
+/// Records that a ClientHello may be spread over. Two or three are usual; what is cut finer hides.
+const MAX_RECORDS: usize = 16;
 const RECORD_HEADER: usize = 5;
 const MAX_RECORD: usize = 1 << 14;
 const TYPE_HANDSHAKE: u8 = 22;
@@ -24,8 +26,8 @@ const EXT_ECH: [u16; 5] = [0xfe0d, 0xfe0a, 0xfe09, 0xfe08, 0xffce];
 pub(crate) enum Progress {
     /// A whole ClientHello.
     Hello(Hello),
-    /// A correct beginning.
-    NeedMore,
+    /// A correct beginning. Fewer than `total` bytes can't say more.
+    NeedMore { total: usize },
 }
 
 /// The parts of a ClientHello that a decision needs.
@@ -50,6 +52,8 @@ pub(crate) enum HelloError {
     NotClientHello,
     #[error("a ClientHello of more than {MAX_HELLO} bytes")]
     TooLong,
+    #[error("a ClientHello in more than {MAX_RECORDS} records")]
+    TooManyRecords,
     #[error("a ClientHello cut short inside {0}")]
     Truncated(&'static str),
     #[error("bytes left over after {0}")]
@@ -60,24 +64,36 @@ pub(crate) enum HelloError {
     ServerName,
 }
 
-/// Reads `bytes`, everything received so far.
+/// Reads `bytes`, everything received so far. A caller that comes back with
+/// [`Progress::NeedMore`]'s `total` bytes and not before does linear work, however the bytes come:
+/// each record is waited for as a whole, and there are at most [`MAX_RECORDS`].
 ///
 /// # Errors
 /// When no further byte can make this a ClientHello with one meaning.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Progress, HelloError> {
-    let Some(message) = handshake_message(bytes)? else {
-        return Ok(Progress::NeedMore);
-    };
-    hello(&message).map(Progress::Hello)
+    match handshake_message(bytes)? {
+        Joined::Whole(message) => hello(&message).map(Progress::Hello),
+        Joined::NeedMore { total } => Ok(Progress::NeedMore { total }),
+    }
+}
+
+/// The body of a handshake message, or how many bytes it takes to know more of it.
+enum Joined<'a> {
+    Whole(Cow<'a, [u8]>),
+    NeedMore { total: usize },
 }
 
 /// The body of the first handshake message, joined over records when it spans several.
-fn handshake_message(bytes: &[u8]) -> Result<Option<Cow<'_, [u8]>>, HelloError> {
+fn handshake_message(bytes: &[u8]) -> Result<Joined<'_>, HelloError> {
     let mut joined: Vec<u8> = Vec::new();
     let mut rest = bytes;
-    loop {
-        let Some((fragment, after)) = record(rest)? else {
-            return Ok(None);
+    for _ in 0..MAX_RECORDS {
+        let (fragment, after) = match record(rest)? {
+            Record::Whole(fragment, after) => (fragment, after),
+            Record::NeedMore { length } => {
+                let total = bytes.len() - rest.len() + length;
+                return Ok(Joined::NeedMore { total });
+            }
         };
         let seen: &[u8] = if joined.is_empty() && rest.len() == bytes.len() {
             fragment
@@ -87,7 +103,7 @@ fn handshake_message(bytes: &[u8]) -> Result<Option<Cow<'_, [u8]>>, HelloError> 
         };
         match message_length(seen)? {
             Some(length) if seen.len() >= 4 + length => {
-                return Ok(Some(if joined.is_empty() {
+                return Ok(Joined::Whole(if joined.is_empty() {
                     Cow::Borrowed(&fragment[4..4 + length])
                 } else {
                     joined.truncate(4 + length);
@@ -102,16 +118,22 @@ fn handshake_message(bytes: &[u8]) -> Result<Option<Cow<'_, [u8]>>, HelloError> 
         }
         rest = after;
     }
+    Err(HelloError::TooManyRecords)
 }
 
-/// One record's fragment and what follows it; `None` when it is not all there yet.
-#[expect(
-    clippy::type_complexity,
-    reason = "the pair is taken apart by its one caller"
-)]
-fn record(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, HelloError> {
+enum Record<'a> {
+    /// Its fragment, and what follows it.
+    Whole(&'a [u8], &'a [u8]),
+    /// It takes `length` bytes to know more of it.
+    NeedMore { length: usize },
+}
+
+/// Reads the record that `bytes` begins with.
+fn record(bytes: &[u8]) -> Result<Record<'_>, HelloError> {
+    // A header is looked at byte by byte, so that what is no handshake is not waited for.
+    let length = bytes.len() + 1;
     match bytes.first() {
-        None => return Ok(None),
+        None => return Ok(Record::NeedMore { length }),
         Some(&TYPE_HANDSHAKE) => {}
         Some(_) => return Err(HelloError::NotHandshake),
     }
@@ -119,15 +141,17 @@ fn record(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, HelloError> {
         return Err(HelloError::NotHandshake);
     }
     let Some(header) = bytes.get(..RECORD_HEADER) else {
-        return Ok(None);
+        return Ok(Record::NeedMore { length });
     };
     let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
     if length == 0 || length > MAX_RECORD {
         return Err(HelloError::RecordLength);
     }
-    Ok(bytes
-        .get(RECORD_HEADER..RECORD_HEADER + length)
-        .map(|fragment| (fragment, &bytes[RECORD_HEADER + length..])))
+    let length = RECORD_HEADER + length;
+    Ok(match bytes.split_at_checked(length) {
+        Some((whole, after)) => Record::Whole(&whole[RECORD_HEADER..], after),
+        None => Record::NeedMore { length },
+    })
 }
 
 fn message_length(message: &[u8]) -> Result<Option<usize>, HelloError> {

@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
+use agent_core::audit::ReasonCode;
 use agent_core::policy::{Denial, DialBy, HostName, Permit};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -65,14 +66,14 @@ pub(crate) async fn route(
             let target = wanted.target.unwrap_or_default();
             // Name -> fixed upstream. The Services and peer nodes of agents.md join here.
             match config.upstreams.get(target, wanted.port) {
-                Some(upstream) => fixed(subject, permit, upstream, wanted),
+                Some(upstream) => fixed(source, subject, permit, upstream, wanted),
                 None => Err(Failure::NoTarget(target.to_owned())),
             }
         }
         DialBy::Name => {
             let host = wanted.host.ok_or(Failure::NoHost)?;
             match config.upstreams.get(host.as_str(), wanted.port) {
-                Some(upstream) => fixed(subject, permit, upstream, wanted),
+                Some(upstream) => fixed(source, subject, permit, upstream, wanted),
                 None => resolved(source, subject, permit, host, wanted).await,
             }
         }
@@ -90,14 +91,15 @@ pub(crate) fn direct(
     dst: SocketAddrV4,
     wanted: Wanted<'_>,
 ) -> Result<Route, Failure> {
+    let tls = wanted.speaks_http && permit.tls_originate();
+    let port = Permit::upstream_port(dst.port(), tls);
+    let address = SocketAddr::new(IpAddr::V4(*dst.ip()), port);
     let nets = source.worker.shared.nets.load();
     subject
         .snapshot
         .set
-        .check_address(permit, IpAddr::V4(*dst.ip()), &nets)
+        .check_address(permit, address.ip(), address.port(), &nets)
         .map_err(Failure::Address)?;
-    let tls = wanted.speaks_http && permit.tls_originate();
-    let address = SocketAddr::new(IpAddr::V4(*dst.ip()), upstream_port(dst.port(), tls));
     Ok(Route {
         addresses: vec![address],
         tls,
@@ -106,6 +108,7 @@ pub(crate) fn direct(
 }
 
 fn fixed(
+    source: &Source,
     subject: &Subject,
     permit: &Permit,
     upstream: &Upstream,
@@ -117,15 +120,51 @@ fn fixed(
             Some(Scheme::Http) => false,
             None => permit.tls_originate(),
         };
-    let port = upstream.port.unwrap_or(upstream_port(wanted.port, tls));
+    let port = match (upstream.port, permit.dial_by()) {
+        (Some(port), _) => port,
+        // What the pod dialled says nothing about where its target listens.
+        (None, DialBy::Target) if upstream.any_port => Permit::upstream_port(80, tls),
+        (None, _) => Permit::upstream_port(wanted.port, tls),
+    };
+    let pods_choice = upstream.any_port && permit.dial_by() != DialBy::Target;
+    for ip in &upstream.addresses {
+        check_port(source, SocketAddr::new(*ip, port), pods_choice).map_err(Failure::Address)?;
+    }
     let set = &subject.snapshot.set;
     let ips = upstream.addresses.iter().copied();
-    let addresses = permitted(ips, port, |ip| set.check_fixed_address(permit, ip))?;
+    let addresses = permitted(ips, port, |ip| set.check_fixed_address(permit, ip, port))?;
     Ok(Route {
         addresses,
         tls,
         fixed: true,
     })
+}
+
+/// Checks the port of an address that the operator's `upstreams` name. `check_fixed_address` lets
+/// this node and its pods be upstreams, but only where the operator named the port too, and never
+/// for the local endpoints, which take a connection from this node for the operator's.
+fn check_port(source: &Source, address: SocketAddr, pods_choice: bool) -> Result<(), Denial> {
+    let (ip, port) = (address.ip().to_canonical(), address.port());
+    let deny = |reason, why: &str| Err(Denial::built_in(reason, format!("{ip}:{port} is {why}")));
+    let nets = source.worker.shared.nets.load();
+    let local = ip.is_loopback() || ip.is_unspecified() || nets.is_node(ip);
+    let listen = source.worker.shared.config.listen;
+    let same = ip == listen.ip().to_canonical()
+        || (local && (ip.is_unspecified() || listen.ip().is_unspecified()));
+    if same && port == listen.port() {
+        return deny(ReasonCode::NodeAddressDenied, "this proxy's own endpoint");
+    }
+    match pods_choice {
+        true if local => deny(
+            ReasonCode::NodeAddressDenied,
+            "on this node, and its entry in `upstreams` has no port",
+        ),
+        true if nets.is_fake(ip) => deny(
+            ReasonCode::DirectBypassDenied,
+            "an agent pod's, and its entry in `upstreams` has no port",
+        ),
+        _ => Ok(()),
+    }
 }
 
 async fn resolved(
@@ -145,21 +184,16 @@ async fn resolved(
             source: e,
         })?;
     let tls = wanted.speaks_http && permit.tls_originate();
-    let port = upstream_port(wanted.port, tls);
+    let port = Permit::upstream_port(wanted.port, tls);
     let nets = source.worker.shared.nets.load();
     let set = &subject.snapshot.set;
     let ips = found.addresses.iter().map(|ip| IpAddr::V4(*ip));
-    let addresses = permitted(ips, port, |ip| set.check_address(permit, ip, &nets))?;
+    let addresses = permitted(ips, port, |ip| set.check_address(permit, ip, port, &nets))?;
     Ok(Route {
         addresses,
         tls,
         fixed: false,
     })
-}
-
-/// `http://name/` becomes `https://name/`, whose port is another; a port that was named stays.
-fn upstream_port(dialled: u16, tls: bool) -> u16 {
-    if tls && dialled == 80 { 443 } else { dialled }
 }
 
 /// Those of `ips` that `check` lets through; the first denial when it lets none.

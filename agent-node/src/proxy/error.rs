@@ -53,6 +53,25 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// What the pod is told. The rest (addresses, files, names of servers) is the operator's: it is
+    /// in the audit line with the same request id.
+    pub(crate) fn message(&self) -> &'static str {
+        match self {
+            Failure::Resolve { .. } => "the host's name can't be resolved",
+            Failure::Address(_) => "no address of the host may be connected to",
+            Failure::NoHost => "the request names no host, so there is nothing to connect to",
+            Failure::NoTarget(_) => "nothing says where the target is",
+            Failure::Connect { .. } => "the upstream can't be connected to",
+            Failure::ConnectTimeout { .. } => "the upstream did not accept the connection in time",
+            Failure::Tls { .. } => "TLS with the upstream failed",
+            Failure::Credential(_) => "the credential that the rule sets can't be had",
+            Failure::Cleartext { .. } => "the rule's credential would leave in cleartext",
+            Failure::Upstream(_) => "the upstream broke off or broke the protocol",
+            Failure::UnexpectedUpgrade => "the upstream switched protocols without being asked to",
+            Failure::ResponseTimeout => "the upstream did not answer in time",
+        }
+    }
+
     /// The status that the pod gets.
     pub(crate) fn status(&self) -> StatusCode {
         match self {

@@ -16,7 +16,7 @@ use http::header::{
     UPGRADE,
 };
 use http::uri::PathAndQuery;
-use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -30,7 +30,7 @@ use super::exchange::{Busy, Exchanges, Tunnel, Upgrade};
 use super::headers::{self, X_AGENT_CALLER};
 use super::http1::buffer_size;
 use super::origin::UpstreamStream;
-use super::pool::{Lease, Server};
+use super::pool::{Lease, Named, Server};
 use super::record::Line;
 use super::request::is_ingress;
 use super::source::Subject;
@@ -84,7 +84,7 @@ pub(crate) async fn forward(
     busy.answered();
     line.status.set(Some(response.status().as_u16()));
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return switch(exchanges, line, response, asked.as_ref());
+        return switch(exchanges, line, response, asked.as_ref(), &exchange);
     }
     forward.respond(line, response, exchange, busy)
 }
@@ -212,7 +212,7 @@ impl Forward<'_> {
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         if !headers.contains_key(HOST)
-            && let Ok(host) = HeaderValue::try_from(facts.dst.to_string())
+            && let Ok(host) = HeaderValue::try_from(facts.authority())
         {
             headers.insert(HOST, host);
         }
@@ -299,33 +299,26 @@ impl Forward<'_> {
 
     fn pooled(&self, line: &Line, route: &Route) -> Option<Lease> {
         let worker = &self.exchanges.source.worker;
-        let host = line.facts().host.as_ref();
+        let named = Named::of(line.facts());
         let found = route
             .addresses
             .iter()
-            .find_map(|address| worker.pool.take(self.server(route, *address), host))?;
+            .find_map(|address| worker.pool.take(self.server(route, *address), &named))?;
         worker.metrics().inc(Counter::UpstreamReused);
         Some(found)
     }
 
     async fn dial(&self, line: &Line, route: &Route) -> Result<Lease, Failure> {
         let worker = &self.exchanges.source.worker;
-        let facts = line.facts();
+        let named = Named::of(line.facts());
         let (stream, address) = dial::connect(self.permit, route).await?;
         worker.metrics().inc(Counter::UpstreamDialed);
         let stream = match route.tls {
             false => UpstreamStream::Plain(stream),
             true => {
-                let dialled;
-                let name = match (&facts.target, &facts.host) {
-                    (None, Some(host)) => host.as_str(),
-                    (Some(target), _) => target,
-                    (None, None) => {
-                        dialled = facts.dst.ip().to_string();
-                        &dialled
-                    }
-                };
-                match timeout(dial::HANDSHAKE, worker.pool.tls().connect(name, stream)).await {
+                let name = named.name();
+                let handshake = worker.pool.tls().connect(&name, stream);
+                match timeout(dial::HANDSHAKE, handshake).await {
                     Ok(Ok(stream)) => stream,
                     Ok(Err(source)) => return Err(Failure::Tls { address, source }),
                     Err(_) => return Err(Failure::ConnectTimeout { address }),
@@ -351,7 +344,7 @@ impl Forward<'_> {
         Ok(Lease::new(
             worker.pool.clone(),
             self.server(route, address),
-            facts.host.clone(),
+            named,
             sender,
         ))
     }
@@ -382,19 +375,24 @@ impl Forward<'_> {
             // hyper read the body as chunked; a length beside that would be believed by others.
             parts.headers.remove(CONTENT_LENGTH);
         }
-        headers::clean_response(&mut parts.headers);
-        if let Some(secret) = &sent.secret {
-            let redacted = headers::redact(&mut parts.headers, secret);
-            if redacted > 0 {
-                let metrics = self.exchanges.source.worker.metrics();
-                metrics.add(Counter::CredentialsRedacted, redacted);
-            }
-        }
+        clean(self.exchanges, &mut parts.headers, &sent);
         // hyper answers in the version that the pod spoke.
         parts.version = Version::HTTP_11;
         parts.extensions.remove::<hyper::upgrade::OnUpgrade>();
         let body = ResponseBody::upstream(body, sent.lease, line, sent.secret, sent.gate, busy);
         Response::from_parts(parts, body)
+    }
+}
+
+/// Removes from a final response's or a 101's head what the pod must not see.
+fn clean(exchanges: &Exchanges, head: &mut HeaderMap, sent: &Sent) {
+    headers::clean_response(head);
+    if let Some(secret) = &sent.secret {
+        let redacted = headers::redact(head, secret);
+        if redacted > 0 {
+            let metrics = exchanges.source.worker.metrics();
+            metrics.add(Counter::CredentialsRedacted, redacted);
+        }
     }
 }
 
@@ -404,6 +402,7 @@ fn switch(
     line: Line,
     mut response: Response<Incoming>,
     asked: Option<&HeaderValue>,
+    sent: &Sent,
 ) -> Response<ResponseBody> {
     let Some(protocol) = asked.filter(|p| upgrade::is_expected(p.as_bytes(), response.headers()))
     else {
@@ -414,7 +413,7 @@ fn switch(
         .tunnel
         .replace(Some(Tunnel::Upgrade(Box::new(Upgrade { upstream, line }))));
     let (mut parts, _) = response.into_parts();
-    headers::clean_response(&mut parts.headers);
+    clean(exchanges, &mut parts.headers, sent);
     parts.headers.insert(UPGRADE, protocol.clone());
     parts
         .headers

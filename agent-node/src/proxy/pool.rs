@@ -1,9 +1,10 @@
 //! Upstream HTTP connections of one worker, kept alive between requests.
 //!
 //! Owns the idle connections and when they are too old or too many. A connection is used again only
-//! by the pod that it was made for: what one pod can do to a connection (connection-bound logins,
+//! by the pod that it was made for, and for the same name: what one pod can do to a connection (connection-bound logins,
 //! bytes too many) never meets another pod's request. Nothing here is shared between threads.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 use super::body::RequestBody;
 use super::origin::Tls;
+use super::source::Facts;
 use crate::context::Context;
 
 /// Servers close idle connections after 5 s (Node.js) to 75 s (nginx); a connection that was idle
@@ -49,8 +51,19 @@ pub(crate) struct Server {
     pub(crate) pod_generation: u64,
 }
 
+/// Whom a connection was made to: the name that its certificate was verified for, if it has one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// The target of a call between agents, whatever Host says.
+    Target(String),
+    /// The request's host.
+    Host(HostName),
+    /// The address that was dialled, by which there is no name.
+    Address(Ipv4Addr),
+}
+
 struct Idle {
-    host: Option<HostName>,
+    named: Named,
     sender: SendRequest<RequestBody>,
     since: Instant,
 }
@@ -59,22 +72,41 @@ struct Idle {
 pub(crate) struct Lease {
     pool: Pool,
     server: Server,
-    host: Option<HostName>,
+    named: Named,
     pub(crate) sender: SendRequest<RequestBody>,
     pub(crate) reused: bool,
+}
+
+impl Named {
+    pub(crate) fn of(facts: &Facts) -> Named {
+        match (&facts.target, &facts.host) {
+            (Some(target), _) => Named::Target(target.clone()),
+            (None, Some(host)) => Named::Host(host.clone()),
+            (None, None) => Named::Address(*facts.dst.ip()),
+        }
+    }
+
+    /// The name that an upstream's certificate must be for.
+    pub(crate) fn name(&self) -> Cow<'_, str> {
+        match self {
+            Named::Target(target) => Cow::Borrowed(target),
+            Named::Host(host) => Cow::Borrowed(host.as_str()),
+            Named::Address(ip) => Cow::Owned(ip.to_string()),
+        }
+    }
 }
 
 impl Lease {
     pub(crate) fn new(
         pool: Pool,
         server: Server,
-        host: Option<HostName>,
+        named: Named,
         sender: SendRequest<RequestBody>,
     ) -> Lease {
         Lease {
             pool,
             server,
-            host,
+            named,
             sender,
             reused: false,
         }
@@ -107,8 +139,8 @@ impl Pool {
         &self.0.tls
     }
 
-    /// An idle connection to `server` for `host`, the one used last.
-    pub(crate) fn take(&self, server: Server, host: Option<&HostName>) -> Option<Lease> {
+    /// An idle connection to `server` made for `named`, the one used last.
+    pub(crate) fn take(&self, server: Server, named: &Named) -> Option<Lease> {
         let mut idle = self.0.idle.borrow_mut();
         let of_server = idle.get_mut(&server)?;
         let mut at = of_server.len();
@@ -117,13 +149,13 @@ impl Pool {
             if of_server[at].sender.is_closed() || of_server[at].since.elapsed() > IDLE {
                 of_server.swap_remove(at);
                 self.0.count.set(self.0.count.get() - 1);
-            } else if of_server[at].host.as_ref() == host && of_server[at].sender.is_ready() {
+            } else if of_server[at].named == *named && of_server[at].sender.is_ready() {
                 let found = of_server.remove(at);
                 self.0.count.set(self.0.count.get() - 1);
                 return Some(Lease {
                     pool: self.clone(),
                     server,
-                    host: found.host,
+                    named: found.named,
                     sender: found.sender,
                     reused: true,
                 });
@@ -142,7 +174,7 @@ impl Pool {
             return;
         }
         of_server.push(Idle {
-            host: lease.host,
+            named: lease.named,
             sender: lease.sender,
             since: Instant::now(),
         });

@@ -73,11 +73,19 @@ impl Source {
         current.clone()
     }
 
-    /// Whether anything may be let through now; not while lines that must be written can't be.
+    /// Whether anything may be let through now; not while lines that must be written can't be, nor
+    /// before it is known which addresses are the node's and its pods'.
     ///
     /// # Errors
-    /// The denial, when the operator chose to fail closed and audit lines can't be written.
+    /// The denial, when the operator chose to fail closed and audit lines can't be written, or when
+    /// neither `node.json` nor `fakeCidrs`, or no address of the node, could be read yet.
     pub(crate) fn may_let_through(&self) -> Result<(), Denial> {
+        if !self.worker.shared.nets.is_known() {
+            return Err(Denial::built_in(
+                ReasonCode::InternalError,
+                "the node's own networks are not known yet, and without them nothing is let through",
+            ));
+        }
         match self.worker.shared.audit.accepting() {
             true => Ok(()),
             false => Err(Denial::built_in(
@@ -152,6 +160,15 @@ impl Facts {
             method: None,
             path: None,
             target: None,
+        }
+    }
+
+    /// What was decided on, as a Host header says it.
+    pub(crate) fn authority(&self) -> String {
+        match &self.host {
+            Some(host) if self.port == 80 => host.as_str().to_owned(),
+            Some(host) => format!("{}:{}", host.as_str(), self.port),
+            None => self.dst.to_string(),
         }
     }
 

@@ -139,12 +139,15 @@ async fn read_hello(
     first: &mut BytesMut,
 ) -> Result<Result<Hello, Unusable>, Unusable> {
     loop {
-        if let Progress::Hello(hello) = clienthello::parse(first)? {
-            return Ok(Ok(hello));
-        }
-        match read_more(stream, first).await {
-            Ok(n) if n > 0 => {}
-            Ok(_) | Err(_) => return Err(Unusable::Ended),
+        let total = match clienthello::parse(first)? {
+            Progress::Hello(hello) => return Ok(Ok(hello)),
+            Progress::NeedMore { total } => total,
+        };
+        while first.len() < total {
+            match read_more(stream, first).await {
+                Ok(n) if n > 0 => {}
+                Ok(_) | Err(_) => return Err(Unusable::Ended),
+            }
         }
     }
 }

@@ -193,18 +193,41 @@ async fn an_address_without_state_is_unknown_after_the_wait() {
 async fn waiting_is_bounded() {
     let workloads = Workloads::new(Duration::from_secs(60));
     let mut waiting = tokio::task::JoinSet::new();
-    for _ in 0..MAX_WAITING {
+    for n in 0..MAX_WAITING {
         let workloads = workloads.clone();
-        waiting.spawn(async move { workloads.identify(A.into()).await });
+        let ip = Ipv4Addr::from(0xc612_0000 + u32::try_from(n / MAX_WAITING_PER_ADDRESS).unwrap());
+        waiting.spawn(async move { workloads.identify(ip).await });
     }
-    while workloads.0.waiting.load(Ordering::Acquire) < MAX_WAITING {
+    while workloads.0.waiting.lock().all < MAX_WAITING {
         tokio::task::yield_now().await;
     }
     let one_more = tokio::time::timeout(Duration::from_secs(5), workloads.identify(B.into()));
     assert!(one_more.await.unwrap().is_none());
     waiting.abort_all();
     while waiting.join_next().await.is_some() {}
-    assert_eq!(workloads.0.waiting.load(Ordering::Acquire), 0);
+    assert_eq!(workloads.0.waiting.lock().all, 0);
+    assert!(workloads.0.waiting.lock().by_address.is_empty());
+}
+
+#[tokio::test]
+async fn one_unknown_address_does_not_take_anothers_place() {
+    let workloads = Workloads::new(Duration::from_secs(60));
+    let mut waiting = tokio::task::JoinSet::new();
+    let wait = |ip: [u8; 4]| {
+        let workloads = workloads.clone();
+        async move { workloads.identify(ip.into()).await }
+    };
+    for _ in 0..MAX_WAITING_PER_ADDRESS {
+        waiting.spawn(wait(A));
+    }
+    while workloads.0.waiting.lock().all < MAX_WAITING_PER_ADDRESS {
+        tokio::task::yield_now().await;
+    }
+    assert!(workloads.identify(A.into()).await.is_none());
+    waiting.spawn(wait(B));
+    while workloads.0.waiting.lock().all <= MAX_WAITING_PER_ADDRESS {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[test]

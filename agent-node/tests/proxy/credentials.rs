@@ -59,7 +59,34 @@ async fn a_rule_without_its_credential_sends_nothing() {
         let reply = node.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await;
         assert_eq!(reply.status, 502);
         assert_eq!(reply.json()["reason"], "CREDENTIAL_UNAVAILABLE");
-        assert_eq!(node.audit(1).await[0]["decision"], "deny");
+        assert!(!reply.body.contains("repo/token"), "{}", reply.body);
+        let line = &node.audit(1).await[0];
+        assert_eq!(line["decision"], "deny");
+        let detail = line["detail"].as_str().unwrap();
+        assert!(detail.contains("`repo/token` is missing"), "{detail}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn where_an_upstream_is_is_told_to_the_operator_and_not_to_the_pod() {
+    local(async {
+        let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = gone.local_addr().unwrap();
+        drop(gone);
+        let config = upstreams(&[("api.test", address)]);
+        let node = Node::new(&policy(&rule(&json!({}))), &config);
+        let reply = node.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await;
+        assert_eq!(reply.status, 502);
+        let body = reply.json();
+        assert_eq!(body["reason"], "UPSTREAM_UNREACHABLE");
+        assert_eq!(body["message"], "the upstream can't be connected to");
+        assert_eq!(body["rule"], "token");
+        assert!(!reply.body.contains("127.0.0.1"), "{}", reply.body);
+        let line = &node.audit(1).await[0];
+        assert_eq!(line["request_id"], body["request_id"]);
+        let detail = line["detail"].as_str().unwrap();
+        assert!(detail.contains(&address.to_string()), "{detail}");
     })
     .await;
 }

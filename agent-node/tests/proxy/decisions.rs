@@ -297,3 +297,85 @@ async fn upstreams_that_fail_are_told_apart() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn the_local_endpoints_are_nobodys_upstream() {
+    local(async {
+        let admin = echo().await;
+        let rules = json!([{"name": "all", "kind": "allow", "host": "*"}]);
+        for (listen, status) in [
+            (admin.to_string(), 403),
+            (format!("0.0.0.0:{}", admin.port()), 403),
+            ("127.0.0.1:1".into(), 200),
+        ] {
+            let mut config = upstreams(&[("api.test", admin)]);
+            config["listen"] = json!(listen);
+            let node = Node::new(&policy(&rules), &config);
+            let reply = node.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await;
+            assert_eq!(reply.status, status, "{listen}");
+            if status == 403 {
+                assert_eq!(reply.json()["reason"], "NODE_ADDRESS_DENIED_BY_ZEROPROXY");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_the_nodes_networks_are_unknown_everything_is_denied() {
+    local(async {
+        let api = echo().await;
+        let mut config = upstreams(&[("api.test", api)]);
+        config["fakeCidrs"] = json!([]);
+        let rules = json!([
+            {"name": "all", "kind": "allow", "host": "*"},
+            {"name": "net", "kind": "allow", "cidr": "0.0.0.0/0"},
+        ]);
+        let node = Node::new(&policy(&rules), &config);
+        let reply = node.ask("GET / HTTP/1.1\r\nHost: api.test\r\n\r\n").await;
+        assert_eq!(reply.status, 503);
+        assert_eq!(reply.json()["reason"], "INTERNAL_ERROR");
+        let mut pod = node.dial(DIALLED).await;
+        pod.write_all(&crate::tls::client_hello("api.test"))
+            .await
+            .unwrap();
+        assert_eq!(
+            read_to_end(&mut pod).await.unwrap(),
+            crate::tls::ACCESS_DENIED
+        );
+        let mut pod = node.dial(DIALLED).await;
+        assert!(read_to_end(&mut pod).await.is_err());
+        for line in node.audit(3).await {
+            assert_eq!(line["decision"], "deny");
+            assert_eq!(line["reason"], "INTERNAL_ERROR");
+            let detail = line["detail"].as_str().unwrap();
+            assert!(detail.contains("networks are not known"), "{detail}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn http_1_0_without_host_leaves_with_the_authority_that_was_decided_on() {
+    local(async {
+        let api = echo().await;
+        let rules = json!([{"name": "api", "kind": "allow", "host": "api.test"}]);
+        let node = Node::new(&policy(&rules), &upstreams(&[("api.test", api)]));
+        for (authority, host) in [
+            ("api.test", "api.test"),
+            ("api.test:80", "api.test"),
+            ("api.test:8080", "api.test:8080"),
+        ] {
+            let reply = node
+                .ask(&format!("GET http://{authority}/ HTTP/1.0\r\n\r\n"))
+                .await;
+            assert_eq!(reply.status, 200, "{}", reply.body);
+            assert!(
+                reply.body.contains(&format!("host: {host}\r\n")),
+                "{}",
+                reply.body
+            );
+        }
+    })
+    .await;
+}

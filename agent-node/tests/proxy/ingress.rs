@@ -1,4 +1,5 @@
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 use crate::support::*;
 
@@ -75,6 +76,57 @@ async fn denied_unknown_and_several_targets_are_refused() {
             let reply = node.ask(&call(target, "")).await;
             assert_eq!(reply.status, status, "{target}");
             assert_eq!(reply.json()["reason"], reason, "{target}");
+        }
+    })
+    .await;
+}
+
+/// An upstream that answers with the number of the connection.
+async fn numbered() -> std::net::SocketAddr {
+    let connections = std::rc::Rc::new(std::cell::Cell::new(0));
+    upstream(move |mut stream| {
+        connections.set(connections.get() + 1);
+        let body = connections.get().to_string();
+        async move {
+            let mut held = Vec::new();
+            while read_head(&mut stream, &mut held).await.is_some() {
+                let reply = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                if stream.write_all(reply.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_connection_made_for_a_target_serves_that_target_only() {
+    local(async {
+        let agent = numbered().await;
+        let node = Node::new(
+            &policy(&json!([
+                {"name": "in", "kind": "allow", "direction": "ingress", "caller": "*", "target": "*"},
+                {"name": "out", "kind": "allow", "host": "*"},
+            ])),
+            &upstreams(&[("agent-a", agent), ("agent-b", agent), ("whatever.test", agent)]),
+        );
+        // The same address and Host each time; what differs is whom the pod calls.
+        for (request, connection) in [
+            (call("agent-a", ""), "1"),
+            (call("agent-b", ""), "2"),
+            ("GET / HTTP/1.1\r\nHost: whatever.test\r\n\r\n".into(), "3"),
+            ("GET / HTTP/1.1\r\nHost: agent-a\r\n\r\n".into(), "4"),
+            (call("agent-a", ""), "1"),
+            (call("agent-b", ""), "2"),
+            ("GET / HTTP/1.1\r\nHost: agent-a\r\n\r\n".into(), "4"),
+        ] {
+            let reply = node.ask(&request).await;
+            assert_eq!(reply.status, 200, "{request} {}", reply.body);
+            assert_eq!(reply.body, connection, "{request}");
         }
     })
     .await;

@@ -157,6 +157,38 @@ async fn names_that_cannot_be_believed_get_the_alert_access_denied() {
     .await;
 }
 
+/// The same handshake bytes in records of `size`.
+fn in_records(hello: &[u8], size: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for part in hello[5..].chunks(size) {
+        out.extend([22, 3, 1]);
+        out.extend(u16::try_from(part.len()).unwrap().to_be_bytes());
+        out.extend_from_slice(part);
+    }
+    out
+}
+
+#[tokio::test]
+async fn a_hello_in_many_small_records_gets_the_alert() {
+    local(async {
+        let node = Node::new(&allow(&["api.test"]), &json!({}));
+        let hello = client_hello("other.test");
+        let sixteenth = (hello.len() - 5).div_ceil(16);
+        for (size, reason) in [
+            (1, "SNI_MISSING"),
+            (sixteenth - 1, "SNI_MISSING"),
+            (sixteenth, "EGRESS_DENIED_BY_POLICY"),
+        ] {
+            let before = node.audit(0).await.len();
+            let bytes = in_records(&hello, size);
+            assert_eq!(refused(&node, &bytes, 7).await, ACCESS_DENIED, "{size}");
+            let line = node.audit(before + 1).await[before].clone();
+            assert_eq!(line["reason"], reason, "{size}");
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn tls_inside_a_tunnel_must_name_the_tunnels_host() {
     local(async {

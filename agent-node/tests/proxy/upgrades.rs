@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use agent_node::metrics::Counter;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -118,6 +119,33 @@ async fn a_101_that_nobody_asked_for_is_refused() {
         assert_eq!(reply.json()["reason"], "UPSTREAM_FAILED");
         let reply = node.ask(&ASK.replace("/chat", "/other")).await;
         assert_eq!(reply.status, 502);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_credential_that_is_echoed_in_the_101_is_redacted() {
+    local(async {
+        let ws = upstream(|mut stream| async move {
+            read_head(&mut stream, &mut Vec::new()).await.unwrap();
+            let reply = format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Echo: got {SECRET}\r\n\r\n");
+            stream.write_all(reply.as_bytes()).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        })
+        .await;
+        let rules = json!([{
+            "name": "token", "kind": "credential", "host": "ws.test",
+            "header": "Authorization", "prefix": "Bearer ", "valueFromFile": "repo/token",
+        }]);
+        let node = Node::new(&policy(&rules), &upstreams(&[("ws.test", ws)]));
+        let mut pod = node.dial(DIALLED).await;
+        pod.write_all(ASK.as_bytes()).await.unwrap();
+        let head = read_head(&mut pod, &mut Vec::new()).await.unwrap();
+        assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+        assert_eq!(header(&head, "x-echo"), Some("got [redacted]"));
+        assert!(!head.contains(SECRET), "{head}");
+        let counted = node.worker.metrics().get(Counter::CredentialsRedacted);
+        assert_eq!(counted, 1);
     })
     .await;
 }

@@ -9,6 +9,7 @@ use crate::policy::document::{
     RuntimePolicy, SCHEMA_VERSION, Subjects,
 };
 use crate::policy::host::HostPattern;
+use crate::policy::rule::METHOD_BYTES;
 use crate::policy::target::Target;
 
 /// Most ports, methods or paths of one rule; with more, several rules say it better and are indexed as well.
@@ -240,7 +241,7 @@ fn ingress(rule: &Rule) -> Checked {
 
 fn method_name(method: &str) -> Checked {
     let is_token = !method.is_empty()
-        && method.len() <= 32
+        && method.len() <= METHOD_BYTES
         && method
             .bytes()
             .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_'));

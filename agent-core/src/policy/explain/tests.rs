@@ -9,6 +9,9 @@ fn set() -> PolicySet {
               {"policy":0,"name":"git","kind":"allow","host":"git.example.com","port":443,"protocol":"tcp"},
               {"policy":0,"name":"api","kind":"credential","host":"api.example.com","header":"Authorization","valueFromFile":"s/k"},
               {"policy":0,"name":"net","kind":"allow","cidr":"192.0.2.0/24","port":5432},
+              {"policy":0,"name":"safe","kind":"allow","host":"safe.example.com","tls":"originate"},
+              {"policy":0,"name":"no-tls","kind":"deny","cidr":"203.0.113.0/24","port":443},
+              {"policy":0,"name":"no-post","kind":"deny","host":"git.example.com","protocol":"http","methods":["POST"]},
               {"policy":0,"name":"call","kind":"allow","direction":"ingress","caller":"ns:agents","target":"server"}
             ]}"#,
     )
@@ -63,6 +66,21 @@ fn the_answer_names_the_rule_that_decides() {
             r#"{"host":"git.example.com","addresses":["169.254.169.254","192.0.2.1"]}"#,
             Decision::Allow,
             Some("git"),
+        ),
+        (
+            r#"{"host":"safe.example.com","port":80,"addresses":["203.0.113.1"]}"#,
+            Decision::Deny,
+            Some("no-tls"),
+        ),
+        (
+            r#"{"host":"safe.example.com","port":8080,"addresses":["203.0.113.1"]}"#,
+            Decision::Allow,
+            Some("safe"),
+        ),
+        (
+            r#"{"host":"git.example.com","protocol":"http","port":443,"method":"post"}"#,
+            Decision::Deny,
+            Some("no-post"),
         ),
         (r#"{"target":"server"}"#, Decision::Allow, Some("call")),
         (r#"{"target":"other"}"#, Decision::Deny, None),

@@ -102,7 +102,17 @@ impl Cell {
         let i = probe.channel.index();
         let named = match probe.method {
             None => cell.unseen[i],
-            Some(method) => cell.named.get(method).map_or(NO_RULE, |row| row[i]),
+            // Deny rules have the lowest ranks, so the row shows one if any is in it.
+            Some(method) => cell
+                .named
+                .get(method.upper())
+                .map(|row| row[i])
+                .filter(|rank| {
+                    rules
+                        .get(*rank)
+                        .is_some_and(|rule| method.is_for(rule.kind))
+                })
+                .unwrap_or(NO_RULE),
         };
         cell.any[i].min(named)
     }

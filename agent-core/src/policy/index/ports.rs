@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::policy::document::{PolicyHeader, Rule, RuleKind, RuntimePolicy, Subjects};
     use crate::policy::facts::Protocol;
-    use crate::policy::rule::Channel;
+    use crate::policy::rule::{Channel, METHOD_BYTES, Method};
     use proptest::prelude::*;
 
     fn table(rules: Vec<Rule>) -> RuleTable {
@@ -233,21 +233,25 @@ mod tests {
         fn intervals_and_blocks_find_what_looking_at_every_rule_finds(
             mut rules in proptest::collection::vec(rule(), 9..120),
             port in prop_oneof![0u16..90, Just(u16::MAX)],
-            method in proptest::option::of(0u8..30),
+            method in proptest::option::of((0u8..30, any::<bool>())),
         ) {
             for (i, rule) in rules.iter_mut().enumerate() {
                 rule.name = format!("r{i}");
             }
             let table = table(rules);
             let ranks: Vec<u32> = (0..table.rules.len() as u32).collect();
-            let method = method.map(|m| format!("M{m}"));
+            let method = method.map(|(m, lower)| format!("{}{m}", if lower { "m" } else { "M" }));
             let intervals = Intervals::build(&table, &ranks);
             let blocks = Blocks::build(&table, &ranks);
             for protocol in Protocol::ALL {
+                let mut buffer = [0; METHOD_BYTES];
                 let probe = Probe {
                     channel: Channel::new(protocol, true),
                     port,
-                    method: method.as_deref().filter(|_| protocol.is_visible_http()),
+                    method: method
+                        .as_deref()
+                        .filter(|_| protocol.is_visible_http())
+                        .map(|method| Method::new(method, &mut buffer)),
                     path: None,
                 };
                 let expected = scan(&table, &ranks, &probe);

@@ -3,8 +3,10 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::sync::LazyLock;
 
 use nix::sys::socket::{MsgFlags, recv};
+use rustls::crypto::SecureRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UdpSocket};
 
@@ -16,6 +18,9 @@ use crate::dns::respond;
 const MAX_DATAGRAM: usize = 4096;
 /// Messages on one socket that may answer something else before the try ends.
 const MAX_FOREIGN: usize = 32;
+/// The kernel's random numbers, as TLS uses them.
+static RANDOM: LazyLock<&'static dyn SecureRandom> =
+    LazyLock::new(|| rustls::crypto::ring::default_provider().secure_random);
 
 /// Asks `server`. Has no deadline of its own: whoever waits for it has.
 pub(super) async fn attempt(
@@ -50,7 +55,7 @@ async fn over_udp(
     question: &Question,
     plain: bool,
 ) -> Result<Reply, AttemptError> {
-    let id = fastrand::u16(..);
+    let id = message_id()?;
     let query = respond::upstream_query(id, question, plain);
     let socket = connected(server).await.map_err(AttemptError::Send)?;
     socket.send(&query).await.map_err(AttemptError::Send)?;
@@ -77,6 +82,17 @@ async fn over_udp(
     Err(AttemptError::Noise)
 }
 
+/// A message id that nobody can foresee from those before it (RFC 5452 section 9.2).
+fn message_id() -> Result<u16, AttemptError> {
+    let mut id = [0; 2];
+    match RANDOM.fill(&mut id) {
+        Ok(()) => Ok(u16::from_ne_bytes(id)),
+        Err(_) => Err(AttemptError::Send(io::Error::other(
+            "there are no random numbers for the message's id",
+        ))),
+    }
+}
+
 /// A socket on a port that the kernel picks at random, which hears `server` only.
 async fn connected(server: SocketAddr) -> io::Result<UdpSocket> {
     let any: SocketAddr = match server {
@@ -93,7 +109,7 @@ async fn over_tcp(
     question: &Question,
     plain: bool,
 ) -> Result<Reply, AttemptError> {
-    let id = fastrand::u16(..);
+    let id = message_id()?;
     let query = respond::upstream_query(id, question, plain);
     let mut framed = Vec::with_capacity(2 + query.len());
     framed.extend_from_slice(&(query.len() as u16).to_be_bytes());
@@ -112,4 +128,18 @@ async fn over_tcp(
         .await
         .map_err(AttemptError::Receive)?;
     Reply::parse(&message, id, question).map_err(AttemptError::Answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_ids_spread_over_all_bits() {
+        let ids: Vec<u16> = (0..256).map(|_| message_id().unwrap()).collect();
+        let (any, all) = ids
+            .iter()
+            .fold((0, u16::MAX), |(any, all), id| (any | id, all & id));
+        assert_eq!((any, all), (u16::MAX, 0));
+    }
 }

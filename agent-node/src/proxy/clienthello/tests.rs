@@ -64,28 +64,63 @@ fn name_is_found_in_one_record() {
 }
 
 #[test]
-fn name_is_found_however_small_the_records_are() {
+fn name_is_found_in_up_to_sixteen_records_and_more_are_refused() {
     let m = message(&sni(b"api.example.com"));
     for size in 1..m.len() {
-        assert_eq!(
-            named(&records(&m, size)).as_deref(),
-            Some("api.example.com"),
-            "size {size}"
-        );
+        let found = parse(&records(&m, size));
+        if m.len().div_ceil(size) > MAX_RECORDS {
+            assert_eq!(found, Err(HelloError::TooManyRecords), "size {size}");
+        } else {
+            let Ok(Progress::Hello(hello)) = found else {
+                panic!("size {size}: {found:?}");
+            };
+            assert_eq!(hello.server_name.as_deref(), Some("api.example.com"));
+        }
     }
+}
+
+/// How often [`parse`] is asked when bytes come one by one.
+fn parses(bytes: &[u8]) -> (usize, Result<Progress, HelloError>) {
+    let (mut n, mut wanted) = (0, 0);
+    for end in 0..=bytes.len() {
+        if end < wanted {
+            continue;
+        }
+        n += 1;
+        match parse(&bytes[..end]) {
+            Ok(Progress::NeedMore { total }) => {
+                assert!(total > end);
+                wanted = total;
+            }
+            other => return (n, other),
+        }
+    }
+    (n, Ok(Progress::NeedMore { total: wanted }))
+}
+
+#[test]
+fn bytes_that_come_one_by_one_are_read_a_few_times_only() {
+    let large = message(&[ext(10, &[0; 30_000]), sni(b"api.example.com")].concat());
+    for size in [16384, large.len().div_ceil(MAX_RECORDS)] {
+        let (n, found) = parses(&records(&large, size));
+        assert!(matches!(found, Ok(Progress::Hello(_))), "{found:?}");
+        assert!(n <= 1 + MAX_RECORDS * (RECORD_HEADER + 1), "{n}");
+    }
+    let (n, found) = parses(&records(&large, 1));
+    assert_eq!(found, Err(HelloError::TooManyRecords));
+    assert!(n <= 1 + MAX_RECORDS * (RECORD_HEADER + 1), "{n}");
 }
 
 #[test]
 fn every_proper_prefix_asks_for_more() {
     let m = message(&sni(b"api.example.com"));
-    for size in [1, 3, 40, 16384] {
+    for size in [m.len().div_ceil(MAX_RECORDS), 40, 16384] {
         let bytes = records(&m, size);
         for cut in 0..bytes.len() {
-            assert_eq!(
-                parse(&bytes[..cut]),
-                Ok(Progress::NeedMore),
-                "size {size} cut {cut}"
-            );
+            let Ok(Progress::NeedMore { total }) = parse(&bytes[..cut]) else {
+                panic!("size {size} cut {cut}");
+            };
+            assert!(cut < total && total <= bytes.len(), "size {size} cut {cut}");
         }
     }
 }
@@ -177,6 +212,24 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         let _ = parse(&bytes);
+    }
+
+    #[test]
+    fn the_name_is_found_wherever_records_are_cut(
+        cuts in proptest::collection::btree_set(1usize..80, 0..MAX_RECORDS),
+    ) {
+        let m = message(&sni(b"api.example.com"));
+        let mut bytes = Vec::new();
+        let mut from = 0;
+        for to in cuts.into_iter().filter(|cut| *cut < m.len()).chain([m.len()]) {
+            bytes.extend(records(&m[from..to], to - from));
+            from = to;
+        }
+        let (_, found) = parses(&bytes);
+        let Ok(Progress::Hello(hello)) = found else {
+            panic!("{found:?}");
+        };
+        prop_assert_eq!(hello.server_name.as_deref(), Some("api.example.com"));
     }
 
     #[test]
