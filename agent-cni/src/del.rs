@@ -15,7 +15,7 @@ use crate::{
 /// Detaches the pod and lets its address rest.
 ///
 /// # Errors
-/// Its link cannot be removed, or state cannot be written: then calling again is right.
+/// Its link or its connections cannot be removed, or state cannot be written: then calling again is right.
 pub(crate) async fn del(conf: &NetConf, target: &Target) -> Result<(), CniError> {
     let rtnl = Rtnl::connect()?;
     if !conf.state_dir.exists() {

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use agent_core::node::BRIDGE;
-use agent_datapath::{bridge, link, pins::Pins, rtnl::Rtnl};
+use agent_datapath::{bridge, conntrack, link, pins::Pins, rtnl::Rtnl};
 
 use crate::{
     command::Target,
@@ -109,6 +109,8 @@ async fn strays(conf: &NetConf, dir: &StateDir, rtnl: &Rtnl) -> Result<(), CniEr
     for address in addresses {
         if let Some(bridge) = bridge {
             tracing::warn!(%address, "neighbour without an attachment is removed");
+            // before the neighbour, which keeps the address from being given away
+            conntrack::forget(address)?;
             bridge::forget(rtnl, bridge, address).await?;
         }
     }

@@ -7,7 +7,7 @@
 /// One step of an ADD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Remove what an ADD that died left under the same names.
+    /// Remove what an ADD that died left under the same names, and what connections are left of the address.
     ClearRemains,
     /// Create the veth pair, both ends down, the pod's under its final name in its namespace.
     CreateLink,

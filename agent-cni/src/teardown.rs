@@ -4,7 +4,7 @@
 use std::net::Ipv4Addr;
 
 use agent_core::node::BRIDGE;
-use agent_datapath::{bridge, link, load::Datapath, pins::Pins, rtnl::Rtnl};
+use agent_datapath::{bridge, conntrack, link, load::Datapath, pins::Pins, rtnl::Rtnl};
 
 use crate::{error::CniError, names, netconf::NetConf};
 
@@ -19,14 +19,15 @@ pub(crate) struct Remains {
     pub(crate) address: Option<Ipv4Addr>,
 }
 
-/// Removes link, program, entry and neighbour, in this order: a link is never without its program. Answers the address
+/// Removes link, program, entry, tracked connections and neighbour, in this order: a link is never without its program,
+/// without it no connection begins anew, and the neighbour keeps the address from being given away. Answers the address
 /// that it had, which a lost state file does not hide: the forwarding entry tells.
 ///
-/// Only the link's removal can fail the whole: once it is gone, nothing of the pod can send, and an entry or a pin
-/// that could not be removed is harmless and logged.
+/// Only the link and the connections can fail the whole: once they are gone, nothing of the pod can send and nobody
+/// gets its answers, and an entry or a pin that could not be removed is harmless and logged.
 ///
 /// # Errors
-/// The link is there and cannot be removed.
+/// The link is there and cannot be removed, or connections of the address cannot be ended.
 pub(crate) async fn remove(
     rtnl: &Rtnl,
     conf: &NetConf,
@@ -42,6 +43,9 @@ pub(crate) async fn remove(
     link::delete_link(rtnl, &remains.host_veth).await?;
     let indexes = [present, remains.ifindex];
     detach(conf, &remains.host_veth, indexes.into_iter().flatten());
+    if let Some(address) = address {
+        conntrack::forget(address)?;
+    }
     if let Some(address) = address
         && let Some(bridge) = link::index_of(rtnl, BRIDGE).await?
         && let Err(error) = bridge::forget(rtnl, bridge, address).await

@@ -3,6 +3,7 @@
 pub mod attach;
 mod bpf;
 pub mod bridge;
+pub mod conntrack;
 pub mod debug_log;
 pub mod error;
 pub mod events;

@@ -8,14 +8,14 @@
 
 use std::io;
 
-mod encode;
+pub(crate) mod encode;
 pub mod ruleset;
-mod socket;
+pub(crate) mod socket;
 pub mod value;
 
 use self::{
     encode::Message,
-    socket::{NftSocket, attribute},
+    socket::{NetfilterSocket, attribute},
     value::{Chain, Table},
 };
 use crate::error::NetError;
@@ -66,13 +66,13 @@ pub fn remove(name: &str) -> Result<(), NetError> {
     }
 }
 
-fn open() -> Result<NftSocket, NetError> {
-    NftSocket::open().map_err(|source| NetError::refused("open a netfilter socket", source))
+fn open() -> Result<NetfilterSocket, NetError> {
+    NetfilterSocket::open().map_err(|source| NetError::refused("open a netfilter socket", source))
 }
 
 /// What is not as it should be, or `None`. Chains are asked for by name and rules by table, so that the cost does not
 /// grow with what others have in nftables.
-fn difference(socket: &NftSocket, table: &Table) -> Result<Option<String>, NetError> {
+fn difference(socket: &NetfilterSocket, table: &Table) -> Result<Option<String>, NetError> {
     let asking = |source| {
         NetError::refused(
             format!("read nftables table ip {}", table.name),

@@ -6,8 +6,8 @@
 use super::value::{Chain, Expr, Rule, Table};
 
 pub(super) const NLM_F_REQUEST: u16 = 0x1;
-pub(super) const NLM_F_ACK: u16 = 0x4;
-pub(super) const NLM_F_DUMP: u16 = 0x300;
+pub(crate) const NLM_F_ACK: u16 = 0x4;
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
@@ -61,10 +61,10 @@ const USERDATA_COMMENT: u8 = 0;
 
 /// Attributes, one after the other, each padded to four bytes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Attributes(Vec<u8>);
+pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    fn push(mut self, kind: u16, value: &[u8]) -> Self {
+    pub(crate) fn push(mut self, kind: u16, value: &[u8]) -> Self {
         // an attribute is at most a rule: far below 64 KiB
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.0.extend_from_slice(&length.to_ne_bytes());
@@ -84,8 +84,17 @@ impl Attributes {
         self.push(kind, &bytes)
     }
 
-    fn nested(self, kind: u16, value: &Attributes) -> Self {
-        self.push(kind | NESTED, &value.0)
+    pub(crate) fn nested(self, kind: u16, value: &Attributes) -> Self {
+        self.nested_bytes(kind, &value.0)
+    }
+
+    /// As `nested`, with attributes that are bytes already.
+    pub(crate) fn nested_bytes(self, kind: u16, value: &[u8]) -> Self {
+        self.push(kind | NESTED, value)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -110,7 +119,15 @@ pub(super) fn message(
     )
 }
 
-fn framed(kind: u16, flags: u16, sequence: u32, family: u8, resource: u16, body: &[u8]) -> Vec<u8> {
+/// A netfilter message of any subsystem with its headers.
+pub(crate) fn framed(
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    family: u8,
+    resource: u16,
+    body: &[u8],
+) -> Vec<u8> {
     let length = u32::try_from(20 + body.len()).unwrap_or(u32::MAX);
     let mut bytes = Vec::with_capacity(20 + body.len());
     bytes.extend_from_slice(&length.to_ne_bytes());
@@ -127,7 +144,7 @@ fn framed(kind: u16, flags: u16, sequence: u32, family: u8, resource: u16, body:
 
 /// Messages of one transaction, and how many acknowledgements they bring.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     pub(super) bytes: Vec<u8>,
     pub(super) acknowledgements: usize,
     sequence: u32,
@@ -266,15 +283,8 @@ fn encode(expression: &Expr) -> (&'static str, Attributes) {
     match expression {
         Expr::Meta(key) => ("meta", attributes().u32(1, REGISTER_1).u32(2, *key as u32)),
         Expr::Ct(key) => ("ct", attributes().u32(1, REGISTER_1).u32(2, *key as u32)),
-        // network header, offset of saddr, four bytes
-        Expr::SourceAddress => (
-            "payload",
-            attributes()
-                .u32(1, REGISTER_1)
-                .u32(2, 1)
-                .u32(3, 12)
-                .u32(4, 4),
-        ),
+        Expr::SourceAddress => ("payload", network_header(12, 4)),
+        Expr::DestinationAddress => ("payload", network_header(16, 4)),
         // result NFT_FIB_RESULT_ADDRTYPE, flag NFTA_FIB_F_DADDR
         Expr::DestinationType => ("fib", attributes().u32(1, REGISTER_1).u32(2, 3).u32(3, 2)),
         Expr::Mask(mask) => (
@@ -294,6 +304,15 @@ fn encode(expression: &Expr) -> (&'static str, Attributes) {
         Expr::Accept => ("immediate", verdict(NF_ACCEPT)),
         Expr::Drop => ("immediate", verdict(NF_DROP)),
     }
+}
+
+/// Bytes of the network header, `NFT_PAYLOAD_NETWORK_HEADER`.
+fn network_header(offset: u32, length: u32) -> Attributes {
+    attributes()
+        .u32(1, REGISTER_1)
+        .u32(2, 1)
+        .u32(3, offset)
+        .u32(4, length)
 }
 
 fn compare(operator: u32, value: &[u8]) -> Attributes {

@@ -4,6 +4,9 @@
 //! An `accept` here ends only our own chain; a `drop` is final. So whatever kube-proxy, a firewall or another agent
 //! accept, what these rules refuse stays refused.
 
+use agent_core::policy::address::BUILT_IN_SENSITIVE;
+use ipnet::Ipv4Net;
+
 use super::value::{Chain, ChainKind, Ct, Expr, Hook, Meta, Rule, Table};
 use crate::network::NodeNetwork;
 
@@ -45,6 +48,16 @@ fn prerouting(node: &NodeNetwork) -> Chain {
         hook: Hook::Prerouting,
         priority: PRIORITY_RAW,
         rules: vec![
+            // The dispatch program and the proxy know a pod by its address alone: only the bridge brings the pool's.
+            rule(
+                "nobody but a pod has a pod's address",
+                [
+                    from(node.bridge.address),
+                    not_by(&node.bridge.name),
+                    not_by("lo"),
+                    refuse(),
+                ],
+            ),
             // The kernel hands a broadcast to every socket of its port, without asking the dispatch program; which
             // addresses are one depends on the node's networks, so the pod's program cannot know.
             rule(
@@ -87,48 +100,50 @@ fn input(node: &NodeNetwork) -> Chain {
 }
 
 fn forward(node: &NodeNetwork) -> Chain {
+    let mut rules = vec![rule(
+        "no service is a way around the proxy to another pod",
+        [from_pods(node), to_pods(node), refuse()],
+    )];
+    // whoever writes a service's endpoints chooses where kube-proxy sends its packets
+    rules.extend(sensitive().map(|range| {
+        rule(
+            "no service is a way to a sensitive range",
+            [from_pods(node), to(range), refuse()],
+        )
+    }));
+    rules.extend([
+        rule(
+            "what kube-proxy gave a backend",
+            [
+                from_pods(node),
+                marked(node.service),
+                translated(),
+                vec![Expr::Accept],
+            ],
+        ),
+        rule(
+            "nothing else from a pod through the node",
+            [from_pods(node), refuse()],
+        ),
+        rule(
+            "answers to a pod",
+            [to_pods(node), known_connection(), vec![Expr::Accept]],
+        ),
+        rule(
+            "nothing else through the node to a pod",
+            [to_pods(node), refuse()],
+        ),
+    ]);
     Chain {
         name: "forward",
         kind: ChainKind::Filter,
         hook: Hook::Forward,
         priority: PRIORITY_FILTER,
-        rules: vec![
-            rule(
-                "no service is a way around the proxy to another pod",
-                [from_pods(node), to_pods(node), refuse()],
-            ),
-            rule(
-                "what kube-proxy gave a backend",
-                [
-                    from_pods(node),
-                    marked(node.service),
-                    translated(),
-                    vec![Expr::Accept],
-                ],
-            ),
-            rule(
-                "nothing else from a pod through the node",
-                [from_pods(node), refuse()],
-            ),
-            rule(
-                "answers to a pod",
-                [to_pods(node), known_connection(), vec![Expr::Accept]],
-            ),
-            rule(
-                "nothing else through the node to a pod",
-                [to_pods(node), refuse()],
-            ),
-        ],
+        rules,
     }
 }
 
 fn postrouting(node: &NodeNetwork) -> Chain {
-    let pool = node.bridge.address.trunc();
-    let source = vec![
-        Expr::SourceAddress,
-        Expr::Mask(pool.netmask().octets()),
-        Expr::Equal(pool.addr().octets().to_vec()),
-    ];
     Chain {
         name: "postrouting",
         kind: ChainKind::Nat,
@@ -137,12 +152,19 @@ fn postrouting(node: &NodeNetwork) -> Chain {
         rules: vec![rule(
             "to a service's backend with the node's address",
             [
-                source,
+                from(node.bridge.address),
                 marked(node.service),
                 vec![Expr::Counter, Expr::Masquerade],
             ],
         )],
     }
+}
+
+/// The built-in ranges that no policy can open, as far as they are IPv4.
+fn sensitive() -> impl Iterator<Item = Ipv4Net> {
+    BUILT_IN_SENSITIVE
+        .iter()
+        .filter_map(|text| text.parse().ok())
 }
 
 fn rule<const N: usize>(purpose: &'static str, parts: [Vec<Expr>; N]) -> Rule {
@@ -163,6 +185,26 @@ fn to_pods(node: &NodeNetwork) -> Vec<Expr> {
     vec![
         Expr::Meta(Meta::OutputName),
         Expr::Equal(interface(&node.bridge.name)),
+    ]
+}
+
+fn not_by(name: &str) -> Vec<Expr> {
+    vec![Expr::Meta(Meta::InputName), Expr::NotEqual(interface(name))]
+}
+
+fn from(net: Ipv4Net) -> Vec<Expr> {
+    within(Expr::SourceAddress, net)
+}
+
+fn to(net: Ipv4Net) -> Vec<Expr> {
+    within(Expr::DestinationAddress, net)
+}
+
+fn within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
+    vec![
+        address,
+        Expr::Mask(net.netmask().octets()),
+        Expr::Equal(net.network().octets().to_vec()),
     ]
 }
 

@@ -18,10 +18,10 @@ const NFGENMSG: usize = 4;
 const PATIENCE_SECONDS: i64 = 10;
 
 /// A socket in the calling thread's network namespace.
-pub(super) struct NftSocket(Socket);
+pub(crate) struct NetfilterSocket(Socket);
 
-impl NftSocket {
-    pub(super) fn open() -> io::Result<Self> {
+impl NetfilterSocket {
+    pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -31,9 +31,13 @@ impl NftSocket {
     }
 
     /// Sends a transaction and waits until the kernel has acknowledged every part of it.
-    pub(super) fn commit(&self, batch: &Batch) -> io::Result<()> {
-        self.0.send(&batch.bytes, 0)?;
-        let mut waiting = batch.acknowledgements;
+    pub(crate) fn commit(&self, batch: &Batch) -> io::Result<()> {
+        self.acknowledged(&batch.bytes, batch.acknowledgements)
+    }
+
+    /// Sends requests and waits for this many acknowledgements.
+    pub(crate) fn acknowledged(&self, requests: &[u8], mut waiting: usize) -> io::Result<()> {
+        self.0.send(requests, 0)?;
         while waiting > 0 {
             let (datagram, _) = self.0.recv_from_full()?;
             for message in Messages(&datagram) {
@@ -47,7 +51,7 @@ impl NftSocket {
     }
 
     /// Asks for one object and answers its attributes.
-    pub(super) fn one(&self, question: &[u8]) -> io::Result<Vec<u8>> {
+    pub(crate) fn one(&self, question: &[u8]) -> io::Result<Vec<u8>> {
         self.0.send(question, 0)?;
         let (datagram, _) = self.0.recv_from_full()?;
         for message in Messages(&datagram) {
@@ -64,16 +68,27 @@ impl NftSocket {
     }
 
     /// Asks for a dump and answers the attributes of each object.
-    pub(super) fn all(&self, question: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-        self.0.send(question, 0)?;
+    pub(crate) fn all(&self, question: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let mut objects = Vec::new();
+        self.each(question, |object| objects.push(object.to_vec()))?;
+        Ok(objects)
+    }
+
+    /// Asks for a dump and hands over the attributes of each object as it comes.
+    pub(crate) fn each(&self, question: &[u8], mut object: impl FnMut(&[u8])) -> io::Result<()> {
+        self.0.send(question, 0)?;
         loop {
             let (datagram, _) = self.0.recv_from_full()?;
             for message in Messages(&datagram) {
                 match message.kind {
-                    NLMSG_DONE => return Ok(objects),
+                    // a dump that failed halfway says so at its end
+                    NLMSG_DONE => return message.answer(),
                     NLMSG_ERROR => message.answer()?,
-                    _ => objects.extend(message.body.get(NFGENMSG..).map(<[u8]>::to_vec)),
+                    _ => message
+                        .body
+                        .get(NFGENMSG..)
+                        .into_iter()
+                        .for_each(&mut object),
                 }
             }
         }
@@ -125,7 +140,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// The value of the first attribute of a kind.
-pub(super) fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+pub(crate) fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
         let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & 0x3fff;

@@ -61,6 +61,7 @@ fn listing() -> String {
 const EXPECTED: &str = r#"table ip agent_network {
 	chain raw_prerouting {
 		type filter hook prerouting priority raw; policy accept;
+		ip saddr 169.254.9.0/24 iifname != "agentcni0" iifname != "lo" counter drop comment "nobody but a pod has a pod's address"
 		iifname "agentcni0" fib daddr type broadcast counter drop comment "no broadcast reaches the node's servers"
 		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 notrack comment "the proxy's packets keep their destination"
 	}
@@ -76,6 +77,8 @@ const EXPECTED: &str = r#"table ip agent_network {
 	chain forward {
 		type filter hook forward priority filter; policy accept;
 		iifname "agentcni0" oifname "agentcni0" counter drop comment "no service is a way around the proxy to another pod"
+		iifname "agentcni0" ip daddr 169.254.169.254 counter drop comment "no service is a way to a sensitive range"
+		iifname "agentcni0" ip daddr 100.64.0.0/10 counter drop comment "no service is a way to a sensitive range"
 		iifname "agentcni0" meta mark & 0x000000ff == 0x00000077 ct status dnat accept comment "what kube-proxy gave a backend"
 		iifname "agentcni0" counter drop comment "nothing else from a pod through the node"
 		oifname "agentcni0" ct state established,related accept comment "answers to a pod"

@@ -76,6 +76,8 @@ pub enum Expr {
     Ct(Ct),
     /// Load the IPv4 source address.
     SourceAddress,
+    /// Load the IPv4 destination address.
+    DestinationAddress,
     /// Load the kind of address that the destination is to the node, an `RTN_` number (fib).
     DestinationType,
     /// Keep only these bits of the register, in memory order.
