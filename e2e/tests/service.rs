@@ -89,25 +89,22 @@ fn the_node_reaches_a_pod_for_probes_and_the_pod_does_not_reach_the_node() {
     let Some((node, pod)) = node_and_pod("service") else {
         return;
     };
-    let _server = pod
-        .place()
-        .spawn(
-            "pod-server",
-            &[
-                "socat",
-                "TCP-LISTEN:8080,fork,reuseaddr",
-                "SYSTEM:echo HTTP/1.0 200 OK; echo; echo healthy",
-            ],
-            &[],
-        )
-        .unwrap();
+    let serve = [
+        "/usr/bin/python3",
+        "-m",
+        "http.server",
+        "--directory",
+        "/tmp",
+        "8080",
+    ];
+    let _server = pod.place().spawn("pod-server", &serve, &[]).unwrap();
     e2e::outside::wait_for_port(pod.place(), "127.0.0.1:8080").unwrap();
-    let url = format!("http://{}:8080/healthz", pod.ip);
+    let url = format!("http://{}:8080/", pod.ip);
     let done = node
         .place()
         .run(&["curl", "-sS", "-i", "-m", "5", &url])
         .unwrap();
-    assert!(done.stdout.contains("healthy"), "{done}");
+    assert_eq!(status(&done), 200, "{done}");
     // the proxy's own endpoints are for the node alone
     for to in [
         format!("http://{}:18080/metrics", pod.gateway),
