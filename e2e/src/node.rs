@@ -153,7 +153,8 @@ impl Node {
         let program = program("agent-node")?.to_string_lossy().into_owned();
         let file = format!("{FILES}/zeroproxy.json");
         let name = format!("zeroproxy-{}", self.starts);
-        let env = [("RUST_LOG", "info"), ("RUST_BACKTRACE", "1")];
+        // all that it can say: the tests look for secrets in it
+        let env = [("AGENT_NODE_LOG", "trace"), ("RUST_BACKTRACE", "1")];
         self.place()
             .spawn(&name, &[&program, "zeroproxy", "--config", &file], &env)
     }

@@ -118,6 +118,7 @@ fn git_clones_and_pushes_over_http_with_a_credential_it_does_not_have() {
 
 #[test]
 fn tls_goes_by_the_verified_name_alone() {
+    let refused = |said: &str| said.contains("access denied") || said.contains("alert number 49");
     let Some((node, pod)) = node_and_pod("egress") else {
         return;
     };
@@ -144,17 +145,14 @@ fn tls_goes_by_the_verified_name_alone() {
     assert!(said.contains("subject=CN = secure.example.com"), "{said}");
     // a name that no rule has: alert access_denied (49)
     let said = client("-connect 203.0.113.21:443 -servername other-secure.example.com");
-    assert!(
-        said.contains("access denied") || said.contains("alert number 49"),
-        "{said}"
-    );
+    assert!(refused(&said), "{said}");
     // no name
     let said = client("-connect 203.0.113.20:443 -noservername");
-    assert!(!said.contains("subject=CN"), "{said}");
+    assert!(refused(&said), "{said}");
     // an allowed name at an address that DNS never gave for it
     pod.sh("dig +short secure.example.com").unwrap();
     let said = client("-connect 203.0.113.21:443 -servername secure.example.com");
-    assert!(!said.contains("subject=CN"), "{said}");
+    assert!(refused(&said), "{said}");
     node.audit_line("SNI mismatch", |l| {
         l["reason"] == "SNI_MISMATCH" && l["decision"] == "deny"
     })
@@ -258,11 +256,7 @@ fn two_readings_of_one_request_are_no_request() {
             .run_with(&line, &[], request.as_bytes(), 10)
             .unwrap();
         let first = done.stdout.lines().next().unwrap_or_default();
-        assert!(!first.contains(" 200 "), "{what}: {done}");
-        assert!(
-            first.is_empty() || first.contains(" 400 ") || first.contains(" 403 "),
-            "{what}: {done}"
-        );
+        assert!(first.contains(" 400 "), "{what}: {done}");
     }
     assert!(
         node.outside.requests().unwrap().is_empty(),

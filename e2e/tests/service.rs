@@ -16,7 +16,7 @@ use e2e::service::{UDP_PORT, marked_packets};
 use e2e::traffic::Pong;
 
 mod support;
-use support::{node_and_pod, status};
+use support::{assert_empty, node_and_pod, status};
 
 #[test]
 fn a_service_is_reached_with_the_mark_and_from_the_nodes_address() {
@@ -69,8 +69,7 @@ fn a_service_address_that_kube_proxy_does_not_serve_is_no_way_out() {
         "curl -sS -m 2 http://{UNSERVED_IP}/; curl -sS -m 2 http://{SERVICE_IP}:81/; echo x > /dev/udp/{UNSERVED_IP}/443; ping -c 1 -W 1 {SERVICE_IP}"
     ));
     done.unwrap();
-    let out = capture.stop().unwrap().packets("").unwrap();
-    assert!(out.is_empty(), "{}", out.join("\n"));
+    assert_empty(&node, capture, "an address that nobody serves");
 }
 
 #[test]
@@ -79,7 +78,15 @@ fn the_clusters_dns_service_is_answered_by_the_proxy_and_never_reached() {
         return;
     };
     let capture = Capture::start(node.outside.place(), "uplink", DOWNLINK, "port 53").unwrap();
-    pod.sh("dig +tries=1 +time=2 @10.96.0.10 evil.example.com; dig +tcp +tries=1 +time=2 @10.96.0.10 evil.example.com").unwrap();
+    for transport in ["+notcp", "+tcp"] {
+        let done = pod
+            .sh(&format!(
+                "dig {transport} +tries=1 +time=3 @10.96.0.10 evil.example.com"
+            ))
+            .unwrap();
+        assert!(done.stdout.contains("status: NXDOMAIN"), "{done}");
+        assert!(done.stdout.contains("SERVER: 10.96.0.10#53"), "{done}");
+    }
     let out = capture.stop().unwrap().packets("").unwrap();
     assert!(out.is_empty(), "{}", out.join("\n"));
 }

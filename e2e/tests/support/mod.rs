@@ -2,6 +2,10 @@
 
 #![allow(dead_code)]
 
+use std::time::Duration;
+
+use e2e::addresses::{NODE, ROUTER};
+use e2e::capture::Capture;
 use e2e::machine::can_run;
 use e2e::place::Finished;
 use e2e::{Node, Pod, PodSpec};
@@ -43,4 +47,27 @@ pub(crate) fn body(done: &Finished) -> &str {
     done.stdout
         .rsplit_once("\r\n\r\n")
         .map_or("", |(_, body)| body)
+}
+
+/// The capture is empty, and it would not be if something had been there.
+pub(crate) fn assert_empty(node: &Node, capture: Capture, what: &str) {
+    std::thread::sleep(Duration::from_millis(500));
+    node.place()
+        .run(&["ping", "-c", "1", "-W", "2", &ROUTER.to_string()])
+        .unwrap()
+        .success()
+        .unwrap();
+    let captured = capture.stop().unwrap();
+    let own = format!("icmp and host {NODE}");
+    assert!(
+        !captured.packets(&own).unwrap().is_empty(),
+        "the capture sees nothing at all"
+    );
+    let others = captured.packets(&format!("not ({own})")).unwrap();
+    assert!(
+        others.is_empty(),
+        "{what}: {} packets got out:\n{}",
+        others.len(),
+        others.join("\n")
+    );
 }
