@@ -22,6 +22,16 @@ fn the_proxy_reads_what_the_compiler_writes() {
 }
 
 #[test]
+fn the_first_policy_of_the_readme_compiles() {
+    let readme = include_str!("../../../README.md");
+    let yaml = readme.split("```yaml\n").nth(1).unwrap();
+    let yaml = yaml.split("```").next().unwrap();
+    let (document, invalid) = compile(&policies(yaml), &CompileOptions::default());
+    assert!(invalid.is_empty(), "{invalid:?}");
+    assert_eq!(document.rules.len(), 3);
+}
+
+#[test]
 fn a_secret_reference_becomes_a_file_below_the_credentials_directory() {
     let (document, _) = compile(&policies(CODING), &CompileOptions::default());
     let rule = document
