@@ -3,7 +3,7 @@
 //! Attribute numbers are from `linux/netfilter/nf_tables.h`. Integers in attributes are big-endian; what a register
 //! is compared with is in the order the packet or the kernel has it.
 
-use super::value::{Chain, Expr, Rule, Table};
+use super::value::{Chain, Expr, Meta, Rule, Table};
 
 pub(super) const NLM_F_REQUEST: u16 = 0x1;
 pub(crate) const NLM_F_ACK: u16 = 0x4;
@@ -287,14 +287,14 @@ fn encode(expression: &Expr) -> (&'static str, Attributes) {
         Expr::DestinationAddress => ("payload", network_header(16, 4)),
         // result NFT_FIB_RESULT_ADDRTYPE, flag NFTA_FIB_F_DADDR
         Expr::DestinationType => ("fib", attributes().u32(1, REGISTER_1).u32(2, 3).u32(3, 2)),
-        Expr::Mask(mask) => (
-            "bitwise",
-            attributes()
-                .u32(1, REGISTER_1)
-                .u32(2, REGISTER_1)
-                .u32(3, 4)
-                .nested(4, &attributes().push(DATA_VALUE, mask))
-                .nested(5, &attributes().push(DATA_VALUE, &[0; 4])),
+        // key NFT_SOCKET_TRANSPARENT
+        Expr::SocketIsTransparent => ("socket", attributes().u32(1, 0).u32(2, REGISTER_1)),
+        Expr::Mask(mask) => ("bitwise", bitwise(mask, &[0; 4])),
+        Expr::Replace { keep, with } => ("bitwise", bitwise(keep, with)),
+        // NFTA_META_SREG
+        Expr::SetMark => (
+            "meta",
+            attributes().u32(2, Meta::Mark as u32).u32(3, REGISTER_1),
         ),
         Expr::Equal(value) => ("cmp", compare(0, value)),
         Expr::NotEqual(value) => ("cmp", compare(1, value)),
@@ -315,6 +315,15 @@ fn network_header(offset: u32, length: u32) -> Attributes {
         .u32(4, length)
 }
 
+fn bitwise(mask: &[u8; 4], xor: &[u8; 4]) -> Attributes {
+    attributes()
+        .u32(1, REGISTER_1)
+        .u32(2, REGISTER_1)
+        .u32(3, 4)
+        .nested(4, &attributes().push(DATA_VALUE, mask))
+        .nested(5, &attributes().push(DATA_VALUE, xor))
+}
+
 fn compare(operator: u32, value: &[u8]) -> Attributes {
     attributes()
         .u32(1, REGISTER_1)
@@ -332,7 +341,6 @@ fn verdict(code: u32) -> Attributes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nft::value::Meta;
 
     #[test]
     fn attributes_are_padded_to_four_bytes_and_count_their_header() {

@@ -64,6 +64,17 @@ fn prerouting(node: &NodeNetwork) -> Chain {
                 "no broadcast reaches the node's servers",
                 [from_pods(node), to_broadcast(), refuse()],
             ),
+            // The program can't tell an answer to the node from what follows on a connection that the pod opened to the
+            // gateway, and lets both pass unmarked. The proxy's sockets are the transparent ones.
+            rule(
+                "what follows on a connection of the proxy's to the gateway",
+                [
+                    from_pods(node),
+                    to(node.bridge.address.addr().into()),
+                    transparent_socket(),
+                    mark(node.proxy),
+                ],
+            ),
             rule(
                 "the proxy's packets keep their destination",
                 [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
@@ -213,6 +224,21 @@ fn marked(mark: crate::network::MaskedMark) -> Vec<Expr> {
         Expr::Meta(Meta::Mark),
         Expr::Mask(mark.mask.to_ne_bytes()),
         Expr::Equal(mark.value.to_ne_bytes().to_vec()),
+    ]
+}
+
+fn transparent_socket() -> Vec<Expr> {
+    vec![Expr::SocketIsTransparent, Expr::Equal(vec![1])]
+}
+
+fn mark(mark: crate::network::MaskedMark) -> Vec<Expr> {
+    vec![
+        Expr::Meta(Meta::Mark),
+        Expr::Replace {
+            keep: (!mark.mask).to_ne_bytes(),
+            with: mark.value.to_ne_bytes(),
+        },
+        Expr::SetMark,
     ]
 }
 

@@ -80,8 +80,20 @@ pub enum Expr {
     DestinationAddress,
     /// Load the kind of address that the destination is to the node, an `RTN_` number (fib).
     DestinationType,
+    /// Load 1 when a socket of the node takes the packet and is IP_TRANSPARENT, else 0. A packet for no socket matches
+    /// no rule that has this.
+    SocketIsTransparent,
     /// Keep only these bits of the register, in memory order.
     Mask([u8; 4]),
+    /// Keep these bits of the register, and write the others from a value.
+    Replace {
+        /// The bits that stay.
+        keep: [u8; 4],
+        /// What the others become.
+        with: [u8; 4],
+    },
+    /// Write the register to the packet's mark.
+    SetMark,
     /// Go on when the register equals these bytes.
     Equal(Vec<u8>),
     /// Go on when the register differs from these bytes.
