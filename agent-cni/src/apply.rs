@@ -79,14 +79,12 @@ impl Work<'_> {
             }
             Step::AttachProgram => {
                 let endpoint = endpoint(&self.attachment);
-                let kind = self
-                    .node
-                    .datapath
+                self.node
+                    .plane
                     .attach_pod(&host_veth, self.attachment.ifindex, &endpoint)
                     .map_err(|error| {
-                        datapath_error(&format!("attach the program to {host_veth}"), &error)
+                        datapath_error(&format!("attach the data path to {host_veth}"), &error)
                     })?;
-                tracing::debug!(?kind, %host_veth, "program attached");
             }
             Step::JoinBridge => {
                 bridge::add_port(
@@ -126,9 +124,9 @@ impl Work<'_> {
             Undo::DeleteLink => link::delete_link(self.rtnl, &attachment.host_veth).await?,
             Undo::DetachProgram => self
                 .node
-                .datapath
+                .plane
                 .detach_pod(attachment.ifindex, &attachment.host_veth)
-                .map_err(|error| datapath_error("detach the program", &error))?,
+                .map_err(|error| datapath_error("detach the data path", &error))?,
             Undo::Forget => {
                 bridge::forget(self.rtnl, self.node.bridge, attachment.fake_ip).await?;
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use agent_core::attachment::Attachment;
 use agent_datapath::{
-    bridge, error::NetError, link, load::Datapath, netns::Netns, network, pins::Pins, rtnl::Rtnl,
+    bridge, error::NetError, link, netns::Netns, network, pins::Pins, plane::Plane, rtnl::Rtnl,
 };
 use serde_json::Value;
 
@@ -72,16 +72,16 @@ async fn locked(
     let bridge = network::check_node(&node::network(&state, dir)?)
         .await
         .map_err(differs)?;
-    let datapath = Datapath::open(&Pins::new(&conf.pin_dir)).map_err(|error| CniError {
+    let plane = Plane::open(state.mode, &Pins::new(&conf.pin_dir)).map_err(|error| CniError {
         code: Code::CheckFailed,
-        ..datapath_error("open the pinned programs", &error)
+        ..datapath_error("open the data path", &error)
     })?;
     let namespace = Netns::open_pod(netns)?;
     let rtnl = Rtnl::connect()?;
     let node = Node {
         state,
         bridge,
-        datapath,
+        plane,
     };
     self::attachment(&rtnl, &node, &namespace, &attachment, 0).await
 }
@@ -123,11 +123,11 @@ pub(crate) async fn attachment(
     )
     .await
     .map_err(differs)?;
-    node.datapath
+    node.plane
         .check_pod(host_veth, attachment.ifindex, &endpoint(attachment))
         .map_err(|error| CniError {
             code: Code::CheckFailed,
-            ..datapath_error(&format!("vouch for the program on {host_veth}"), &error)
+            ..datapath_error(&format!("vouch for the data path of {host_veth}"), &error)
         })?;
     let side = pod_side(attachment, &node.state, mtu);
     netns

@@ -8,9 +8,10 @@ use agent_core::{
 };
 use agent_datapath::{
     bridge::Bridge,
-    load::{Datapath, DatapathConfig, Marks},
-    network::{self, MaskedMark, NodeNetwork},
+    load::{DatapathConfig, Marks},
+    network::{self, MaskedMark, NodeNetwork, ProxyPorts},
     pins::Pins,
+    plane::Plane,
     routing,
     rtnl::Rtnl,
 };
@@ -35,8 +36,8 @@ pub(crate) struct Node {
     pub(crate) state: NodeState,
     /// The bridge's ifindex.
     pub(crate) bridge: u32,
-    /// Programs and maps.
-    pub(crate) datapath: Datapath,
+    /// What controls its pods' packets.
+    pub(crate) plane: Plane,
 }
 
 /// Makes the node ready for pods: settles and stores its choices, sets its network up, loads the programs. The same on
@@ -48,12 +49,17 @@ pub(crate) async fn ensure(conf: &NetConf, dir: &StateDir) -> Result<Node, CniEr
     let _lock = dir.lock_node()?;
     let state = settle(conf, dir).await?;
     let bridge = network::ensure_node(&network(&state, dir)?).await?;
-    let datapath = Datapath::ensure(&Pins::new(&conf.pin_dir), &datapath_config(&state))
-        .map_err(|error| datapath_error("load the programs", &error))?;
+    let pins = Pins::new(&conf.pin_dir);
+    let plane = Plane::ensure(state.mode, &pins, &datapath_config(&state)).map_err(|error| {
+        datapath_error(
+            &format!("set up the {} data path", state.mode.as_str()),
+            &error,
+        )
+    })?;
     Ok(Node {
         state,
         bridge,
-        datapath,
+        plane,
     })
 }
 
@@ -94,6 +100,7 @@ pub(crate) fn network(state: &NodeState, dir: &StateDir) -> Result<NodeNetwork, 
     let address = Ipv4Net::new(state.gateway, state.fake_ip_cidr.prefix_len())
         .map_err(|error| CniError::from_error(Code::NodeCidr, &error))?;
     Ok(NodeNetwork {
+        mode: state.mode,
         bridge: Bridge {
             name: state.bridge.clone(),
             mac: state.gateway_mac.octets(),
@@ -107,6 +114,8 @@ pub(crate) fn network(state: &NodeState, dir: &StateDir) -> Result<NodeNetwork, 
             value: state.marks.service,
             mask: state.marks.service_mask,
         },
+        service_cidrs: state.service_cidrs.clone(),
+        ports: ProxyPorts::default(),
         route_table: ROUTE_TABLE,
         rule_pref: RULE_PREFERENCE,
         sysctl_record: dir.sysctl_record(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use agent_core::node::NodeState;
-use agent_datapath::{load::Datapath, network, pins::Pins};
+use agent_datapath::{network, pins::Pins, plane::Plane};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::{
@@ -50,9 +50,9 @@ pub(crate) async fn status(conf: &NetConf) -> Result<(), CniError> {
 
 async fn established(conf: &NetConf, dir: &StateDir, state: &NodeState) -> Result<(), CniError> {
     network::check_node(&node::network(state, dir)?).await?;
-    Datapath::open(&Pins::new(&conf.pin_dir))
+    Plane::open(state.mode, &Pins::new(&conf.pin_dir))
         .map(|_| ())
-        .map_err(|error| node::datapath_error("open the pinned programs", &error))
+        .map_err(|error| node::datapath_error("open the data path", &error))
 }
 
 /// The pins' directory, or the nearest one above it that is there, must be on a bpf file system.

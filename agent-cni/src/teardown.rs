@@ -3,8 +3,13 @@
 
 use std::net::Ipv4Addr;
 
-use agent_core::node::BRIDGE;
-use agent_datapath::{bridge, conntrack, link, load::Datapath, pins::Pins, rtnl::Rtnl};
+use agent_core::{attachment::Mode, node::BRIDGE};
+use agent_datapath::{
+    bridge, conntrack, link,
+    pins::Pins,
+    plane::{Plane, PlaneError},
+    rtnl::Rtnl,
+};
 
 use crate::{error::CniError, names, netconf::NetConf};
 
@@ -55,21 +60,22 @@ pub(crate) async fn remove(
     Ok(address)
 }
 
-fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32>) {
+/// From both modes: a node that was on its way from one to the other has the pod in both.
+fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32> + Clone) {
     let pins = Pins::new(&conf.pin_dir);
-    if !pins.dir().exists() {
-        return;
-    }
-    match Datapath::open(&pins) {
-        Ok(datapath) => {
-            for index in indexes {
-                if let Err(error) = datapath.detach_pod(index, host_veth) {
-                    tracing::warn!(host_veth, index, error = %error, "program entry stays");
+    for mode in [Mode::Ebpf, Mode::IptablesCompat] {
+        match present(mode, &pins) {
+            Ok(None) => {}
+            Ok(Some(plane)) => {
+                for index in indexes.clone() {
+                    if let Err(error) = plane.detach_pod(index, host_veth) {
+                        tracing::warn!(host_veth, index, error = %error, "data path entry stays");
+                    }
                 }
             }
-        }
-        Err(error) => {
-            tracing::warn!(error = %error, "the pinned programs cannot be opened");
+            Err(error) => {
+                tracing::warn!(mode = mode.as_str(), error = %error, "the data path cannot be opened");
+            }
         }
     }
     // without the maps, or without an index to detach by, the pin is still ours to remove
@@ -77,5 +83,12 @@ fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32>) {
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(host_veth, error = %error, "pinned link stays");
+    }
+}
+
+fn present(mode: Mode, pins: &Pins) -> Result<Option<Plane>, PlaneError> {
+    match Plane::is_present(mode, pins)? {
+        true => Plane::open(mode, pins).map(Some),
+        false => Ok(None),
     }
 }

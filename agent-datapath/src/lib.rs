@@ -3,6 +3,7 @@
 pub mod attach;
 mod bpf;
 pub mod bridge;
+pub mod compat;
 pub mod conntrack;
 pub mod debug_log;
 pub mod error;
@@ -15,6 +16,7 @@ pub mod netns;
 pub mod network;
 pub mod nft;
 pub mod pins;
+pub mod plane;
 pub mod routing;
 pub mod rtnl;
 mod shapes;

@@ -5,6 +5,9 @@
 
 use std::path::PathBuf;
 
+use agent_core::attachment::Mode;
+use ipnet::Ipv4Net;
+
 use crate::{
     bridge::{self, Bridge},
     error::NetError,
@@ -23,15 +26,39 @@ pub struct MaskedMark {
     pub mask: u32,
 }
 
+/// Where the proxy listens on the gateway's address, for the iptables-compat mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProxyPorts {
+    /// TCP, for everything but DNS.
+    pub proxy: u16,
+    /// UDP and TCP, for DNS.
+    pub dns: u16,
+}
+
+impl Default for ProxyPorts {
+    fn default() -> Self {
+        Self {
+            proxy: 18_080,
+            dns: 18_053,
+        }
+    }
+}
+
 /// All that the node's network needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNetwork {
+    /// How pods' traffic is redirected.
+    pub mode: Mode,
     /// The bridge with its MAC and the gateway address; its network is the pool of Fake IPs.
     pub bridge: Bridge,
     /// The mark of packets for the proxy.
     pub proxy: MaskedMark,
     /// The mark of packets for a Service CIDR.
     pub service: MaskedMark,
+    /// The Service CIDRs that bypass the proxy.
+    pub service_cidrs: Vec<Ipv4Net>,
+    /// Where the proxy listens.
+    pub ports: ProxyPorts,
     /// The routing table that makes the proxy's packets local.
     pub route_table: u32,
     /// The preference of the rule that leads there.

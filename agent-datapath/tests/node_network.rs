@@ -22,6 +22,9 @@ use nix::sched::{CloneFlags, unshare};
 
 fn node(record: PathBuf) -> NodeNetwork {
     NodeNetwork {
+        mode: agent_core::attachment::Mode::Ebpf,
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        ports: agent_datapath::network::ProxyPorts::default(),
         bridge: Bridge {
             name: "agentcni0".into(),
             mac: [2, 0xa9, 169, 254, 9, 1],

@@ -10,6 +10,9 @@ use crate::{
 
 fn node() -> NodeNetwork {
     NodeNetwork {
+        mode: agent_core::attachment::Mode::Ebpf,
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        ports: crate::network::ProxyPorts::default(),
         bridge: Bridge {
             name: "agentcni0".into(),
             mac: [2, 0xa9, 169, 254, 9, 1],
