@@ -4,6 +4,8 @@
 
 #[path = "../xtask/src/build_ebpf/source_hash.rs"]
 mod source_hash;
+#[path = "../xtask/src/build_ebpf/stamp.rs"]
+mod stamp;
 
 use std::{
     env, fs,
@@ -40,20 +42,14 @@ fn embed() -> Result<(), String> {
         .ancestors()
         .map(|dir| dir.join("ebpf"))
         .find(|dir| dir.join("agent-ebpf.stamp").exists())
-        .ok_or("the eBPF programs are not compiled yet; run: cargo xtask build-ebpf")?;
-    let (object, stamp) = (dir.join("agent-ebpf"), dir.join("agent-ebpf.stamp"));
-    println!("cargo::rerun-if-changed={}", stamp.display());
+        .ok_or(stamp::ABSENT)?;
+    let (object, made_of) = (dir.join("agent-ebpf"), dir.join("agent-ebpf.stamp"));
+    println!("cargo::rerun-if-changed={}", made_of.display());
     println!("cargo::rerun-if-changed={}", object.display());
 
     let sources = source_hash::of(&root)
         .map_err(|e| format!("can't read the sources of the eBPF programs: {e}"))?;
-    let made_of = fs::read_to_string(&stamp).unwrap_or_default();
-    if made_of.lines().next() != Some(&sources) {
-        return Err(
-            "the compiled eBPF programs are older than their sources; run: cargo xtask build-ebpf"
-                .into(),
-        );
-    }
+    stamp::check(&fs::read_to_string(&made_of).unwrap_or_default(), &sources)?;
     let bytes = fs::read(&object).map_err(|e| {
         format!(
             "can't read {} ({e}); run: cargo xtask build-ebpf",

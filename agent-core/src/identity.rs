@@ -147,7 +147,7 @@ impl FromStr for Caller {
 }
 
 /// True for what Kubernetes accepts as the name of a namespace, pod or service account (RFC 1123 subdomain).
-pub(crate) fn is_object_name(text: &str) -> bool {
+pub fn is_object_name(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= 253
         && text.split('.').all(|label| {

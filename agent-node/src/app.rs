@@ -4,17 +4,17 @@
 //! this one, whose runtime has the local endpoints, the identity table and the registration.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::admin::{self, Admin};
+use crate::admin::Admin;
 use crate::audit::{AuditError, AuditSink};
 use crate::config::Config;
 use crate::context::Context;
@@ -22,9 +22,11 @@ use crate::credential::CredentialStore;
 use crate::dns;
 use crate::drain::Drain;
 use crate::events::Kernel;
-use crate::listener::{PodLimits, Registrar, SocketError, WorkerSockets, start_worker};
+use crate::listener::{
+    LocalDoor, OnGateway, PodLimits, Registrar, Shares, SocketError, WorkerSockets, start_worker,
+};
 use crate::metrics::Metrics;
-use crate::node_nets::{NodeNetsCell, NodeNetsReader, REFRESH_EVERY};
+use crate::node_nets::{LOOK_EVERY, NodeNetsCell, NodeNetsReader};
 use crate::policy_store::{self, PolicyStore};
 use crate::workloads::{FactsFile, Follower, Workloads};
 
@@ -51,11 +53,6 @@ pub enum AppError {
     /// A worker's thread.
     #[error("start worker {0}")]
     Worker(u16, #[source] io::Error),
-    /// The local endpoints.
-    #[error(
-        "listen on {0} for the local endpoints; is another program there, or `listen` not this node's address?"
-    )]
-    Admin(SocketAddr, #[source] io::Error),
     /// Signals or the runtime.
     #[error("set up the main runtime")]
     Runtime(#[source] io::Error),
@@ -101,48 +98,50 @@ fn serve(context: &Arc<Context>, follower: Follower, nets: NodeNetsReader) -> Re
         .map_err(AppError::Runtime)?;
     let mut sockets = Vec::new();
     for _ in 0..context.config.workers {
-        sockets.push(Arc::new(WorkerSockets::open(context.config.dns.listen)?));
+        sockets.push(Arc::new(WorkerSockets::open(&context.config)?));
     }
-    let limits = Arc::new(PodLimits::new(context.config.limits.connections_per_pod));
+    let (local, local_connections) = LocalDoor::new();
+    let (on_gateway, gateway_sockets) = watch::channel(OnGateway::default());
+    let shares = Shares {
+        context: context.clone(),
+        limits: Arc::new(PodLimits::new(context.config.limits.connections_per_pod)),
+        local,
+        on_gateway: gateway_sockets,
+    };
     let mut workers = Vec::new();
     for (index, sockets) in (0..).zip(&sockets) {
-        let started = start_worker(context.clone(), limits.clone(), index, sockets.clone());
+        let started = start_worker(shares.clone(), index, sockets.clone());
         workers.push(started.map_err(|source| AppError::Worker(index, source))?);
     }
-    let result = runtime.block_on(control(context, sockets, follower, nets, &mut workers));
-    // Every task of this runtime ends here; what has to be waited for was waited for.
-    runtime.shutdown_background();
-    result
-}
-
-async fn control(
-    context: &Arc<Context>,
-    sockets: Vec<Arc<WorkerSockets>>,
-    follower: Follower,
-    nets: NodeNetsReader,
-    workers: &mut Vec<Worker>,
-) -> Result<(), AppError> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
-    let address = context.config.listen;
-    let listener = admin::listen(address).map_err(|source| AppError::Admin(address, source))?;
-    let (registrar, data_path) = Registrar::new(&context.config.pin_dir, sockets);
-    let kernel = Arc::new(Kernel::new(&context.config.pin_dir));
+    drop(shares);
+    let (registrar, data_path) = Registrar::new(&context.config.pin_dir, sockets, on_gateway);
+    let kernel = Arc::new(Kernel::new(context.clone()));
     let admin = Arc::new(Admin {
         context: context.clone(),
         kernel: kernel.clone(),
         data_path: data_path.clone(),
     });
-    let mut tasks = JoinSet::new();
-    tasks.spawn(registrar.run(context.clone()));
-    tasks.spawn(admin.serve(listener));
-    tasks.spawn(follower.run());
-    tasks.spawn(refresh_nets(context.clone(), nets));
-    let events = kernel.clone();
-    let for_events = context.clone();
-    tasks.spawn(async move { events.follow_events(for_events, data_path).await });
-    tasks.spawn(async move { kernel.follow_counters().await });
-    tracing::info!(listen = %address, workers = workers.len(), "zeroproxy is up");
+    let result = runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(registrar.run(context.clone()));
+        tasks.spawn(admin.serve(local_connections));
+        tasks.spawn(follower.run());
+        tasks.spawn(refresh_nets(context.clone(), nets));
+        let events = kernel.clone();
+        tasks.spawn(async move { events.follow_events(data_path).await });
+        tasks.spawn(async move { kernel.follow_counters().await });
+        control(context, &mut workers).await
+    });
+    // Every task of this runtime ends here; what has to be waited for was waited for.
+    runtime.shutdown_background();
+    result
+}
+
+/// Waits until the process is told to end, or must, and ends the workers.
+async fn control(context: &Arc<Context>, workers: &mut Vec<Worker>) -> Result<(), AppError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
+    tracing::info!(listen = %context.config.listen, workers = workers.len(), "zeroproxy is up");
 
     let ended = tokio::select! {
         () = stop_signal(&mut terminate, &mut interrupt) => Ok(()),
@@ -197,7 +196,7 @@ async fn all_end(workers: &[Worker]) {
 }
 
 async fn refresh_nets(context: Arc<Context>, mut reader: NodeNetsReader) {
-    let mut timer = interval(REFRESH_EVERY);
+    let mut timer = interval(LOOK_EVERY);
     timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         timer.tick().await;

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_core::identity::Workload;
 use ipnet::Ipv4Net;
 
 mod file;
@@ -19,9 +20,8 @@ pub use upstreams::{Scheme, Upstream, Upstreams};
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/tke-agent-network/agent-cni";
 /// The folder of the pinned programs and maps, without the layout's version.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/agent-network";
-/// The local endpoints: the documented port, reachable from the node only.
-pub const DEFAULT_LISTEN: SocketAddr =
-    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080));
+/// The documented port (see reference, "Core Concepts"); by its own address only the node reaches it.
+pub const DEFAULT_LISTEN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080);
 /// Names under `svc.<this>` are cluster names; the value that Kubernetes ships with.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 /// A pod rarely needs more; 100 pods at this limit stay under the 200,000 files of a large node.
@@ -62,8 +62,10 @@ pub struct Config {
     pub workloads_file: PathBuf,
     /// The folder that every credential file must be in.
     pub credentials_dir: PathBuf,
-    /// The address of the local endpoints.
-    pub listen: SocketAddr,
+    /// Where pods' TCP and the node's own connections are taken; its port is the gateway's, too.
+    pub listen: SocketAddrV4,
+    /// As whom the node's own connections may use the proxy explicitly; nobody by default.
+    pub local_client: Option<LocalClient>,
     /// The DNS proxy.
     pub dns: DnsConfig,
     /// Names with fixed addresses.
@@ -86,6 +88,15 @@ pub struct Config {
     pub workers: u16,
     /// Fake IP CIDRs of other nodes; this node's own comes from the state.
     pub fake_cidrs: Vec<Ipv4Net>,
+}
+
+/// Who may use the proxy from the node itself, as an explicit proxy, and under which identity.
+#[derive(Debug, Clone)]
+pub struct LocalClient {
+    /// Holds the token that such a client has to show in `Proxy-Authorization`.
+    pub token_file: PathBuf,
+    /// Whom policy takes it for.
+    pub workload: Workload,
 }
 
 /// What the DNS proxy asks and answers.

@@ -4,15 +4,15 @@
 //! events per pod already; the limit here keeps one pod's drops from filling the audit log.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use agent_core::attachment::Mode;
 use agent_core::audit::{AuditDestination, AuditPod, AuditRecord, Decision, Direction, ReasonCode};
 use agent_core::time::Timestamp;
 use agent_datapath::events::{Drop as Dropped, DropEvents};
-use agent_datapath::load::Datapath;
 use agent_datapath::pins::Pins;
+use agent_datapath::plane::Plane;
 use tokio::sync::watch;
 
 use crate::context::Context;
@@ -36,25 +36,23 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Follows the data path's events and counters.
 pub struct Kernel {
+    context: Arc<Context>,
     pins: Pins,
     totals: Mutex<Totals>,
 }
 
 impl Kernel {
-    /// For the pins below `base`.
-    pub fn new(base: &Path) -> Kernel {
+    /// For the node of `context`.
+    pub fn new(context: Arc<Context>) -> Kernel {
         Kernel {
-            pins: Pins::new(base),
+            pins: Pins::new(&context.config.pin_dir),
+            context,
             totals: Mutex::default(),
         }
     }
 
     /// Writes drop events as audit lines for as long as it is polled.
-    pub async fn follow_events(
-        &self,
-        context: Arc<Context>,
-        mut data_path: watch::Receiver<DataPath>,
-    ) {
+    pub async fn follow_events(&self, mut data_path: watch::Receiver<DataPath>) {
         let mut rates = Rates::default();
         loop {
             let attached = data_path.wait_for(|state| matches!(state, DataPath::Attached(_)));
@@ -69,7 +67,7 @@ impl Kernel {
                         _ = data_path.wait_for(|now| *now != state) => break,
                     };
                     match event {
-                        Ok(event) => report(&context, &mut rates, &event),
+                        Ok(event) => report(&self.context, &mut rates, &event),
                         Err(error) => {
                             tracing::error!(error = %crate::telemetry::chain(&error), "kernel drop events can't be read");
                             tokio::time::sleep(RETRY).await;
@@ -83,6 +81,11 @@ impl Kernel {
                 }
             }
         }
+    }
+
+    fn mode(&self) -> Mode {
+        let node = self.context.nets.node();
+        Option::as_ref(&node).map_or(Mode::Ebpf, |node| node.mode)
     }
 
     /// Reads the counters now and then for as long as it is polled.
@@ -100,13 +103,12 @@ impl Kernel {
     }
 
     fn read_counters(&self) {
-        // Without pins there is nothing to count; the registrar says so.
-        let Ok(datapath) = Datapath::open(&self.pins) else {
+        // Without a data path there is nothing to count; the registrar says so.
+        let Ok(plane) = Plane::open(self.mode(), &self.pins) else {
             return;
         };
-        match datapath.counters() {
+        match plane.counters() {
             Ok(rows) => self.lock().take_in(rows.iter().map(|row| Row {
-                ifindex: row.ifindex,
                 reason: row.reason.as_str(),
                 packets: row.packets,
                 bytes: row.bytes,

@@ -19,4 +19,5 @@ pub mod node_nets;
 pub mod policy_store;
 pub mod proxy;
 pub mod telemetry;
+mod token;
 pub mod workloads;

@@ -9,34 +9,51 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::audit::AuditSink;
 use crate::context::{Context, WorkerCtx};
-use crate::{dns, proxy};
 
 mod accept;
+mod door;
 mod limit;
+mod local;
 mod register;
 mod sockets;
 
 pub use limit::{PodLimits, PodSlot};
-pub use register::{DataPath, Registrar};
-pub use sockets::{SocketError, WorkerSockets};
+pub use local::{LocalConnection, LocalDoor};
+pub use register::{DataPath, OnGateway, Registrar};
+pub use sockets::{Arrival, SocketError, WorkerSockets};
 
-use accept::Acceptor;
+use door::Door;
 
 /// After the drain has begun, how long handshakes that were under way may still be completed.
 const LINGER: Duration = Duration::from_millis(150);
 
-/// The socket of one worker for DNS datagrams: bound to loopback, transparent, non-blocking, with
-/// `IP_RECVORIGDSTADDR` on, so that each datagram comes with the address that the pod asked.
+/// The socket of one worker for DNS datagrams: transparent, non-blocking, with `IP_RECVORIGDSTADDR` on, so that each
+/// dispatched datagram comes with the address that the pod asked.
 #[derive(Debug)]
 pub struct UdpDns {
     /// The socket.
     pub socket: std::net::UdpSocket,
+    /// How datagrams come to it.
+    pub arrival: Arrival,
+}
+
+/// What a worker needs besides the process's state.
+#[derive(Clone)]
+pub struct Shares {
+    /// The process.
+    pub context: Arc<Context>,
+    /// Connections of one pod at the same time, over all workers.
+    pub limits: Arc<PodLimits>,
+    /// Where the node's own connections go.
+    pub local: LocalDoor,
+    /// The sockets for redirected traffic, as soon as the gateway is known.
+    pub on_gateway: watch::Receiver<OnGateway>,
 }
 
 /// The connections of one worker that are open.
@@ -77,8 +94,7 @@ impl Drop for Open {
 /// # Errors
 /// When the thread can't be started.
 pub fn start_worker(
-    shared: Arc<Context>,
-    limits: Arc<PodLimits>,
+    shares: Shares,
     index: u16,
     sockets: Arc<WorkerSockets>,
 ) -> std::io::Result<JoinHandle<Result<(), SocketError>>> {
@@ -92,45 +108,50 @@ pub fn start_worker(
                 .map_err(SocketError::Runtime)?;
             // Dropped before the runtime: what the drain left over is closed here.
             let local = LocalSet::new();
-            local.block_on(&runtime, work(shared, limits, index, sockets))
+            local.block_on(&runtime, work(shares, index, sockets))
         })
 }
 
-async fn work(
-    shared: Arc<Context>,
-    limits: Arc<PodLimits>,
-    index: u16,
-    sockets: Arc<WorkerSockets>,
-) -> Result<(), SocketError> {
-    let worker = WorkerCtx::new(shared, index);
+async fn work(shares: Shares, index: u16, sockets: Arc<WorkerSockets>) -> Result<(), SocketError> {
+    let worker = WorkerCtx::new(shares.context, index);
     let live = Rc::new(Live::default());
-    let (proxy_tcp, dns_tcp, dns_udp) = sockets.listeners()?;
+    let open = |sockets: &WorkerSockets| {
+        Door::open(&worker, &live, &shares.limits, &shares.local, sockets)
+    };
+    let mut door = open(&sockets)?;
     drop(sockets);
-    let mut udp = tokio::task::spawn_local(dns::serve_udp(worker.clone(), dns_udp));
-    let mut proxy = Acceptor::proxy(worker.clone(), live.clone(), limits.clone(), proxy_tcp);
-    let mut dns = Acceptor::dns(worker.clone(), live.clone(), limits, dns_tcp);
+    let mut on_gateway = shares.on_gateway;
+    let mut second = None;
 
     let drain = &worker.shared.drain;
-    tokio::select! {
-        () = drain.begun() => {}
-        // It returned or panicked. Pods without DNS are not served; the process ends for it.
-        _ = &mut udp => return Err(SocketError::DnsUdp),
-        () = proxy.run(proxy::serve_connection) => {}
-        () = dns.run(dns::serve_tcp) => {}
+    loop {
+        tokio::select! {
+            () = drain.begun() => break,
+            // It returned or panicked. Pods without DNS are not served; the process ends for it.
+            () = door.serve() => return Err(SocketError::DnsUdp),
+            () = serve_if_open(&mut second) => return Err(SocketError::DnsUdp),
+            Ok(()) = on_gateway.changed() => {
+                let sockets = on_gateway.borrow_and_update().of_worker(index);
+                let next = sockets.map(|sockets| open(&sockets)).transpose()?;
+                if let Some(old) = std::mem::replace(&mut second, next) {
+                    old.finish();
+                }
+            }
+        }
     }
     let begun = Instant::now();
     let deadline = begun + worker.shared.config.drain;
-    proxy.refuse_new();
-    dns.refuse_new();
+    door.refuse_new();
+    second.iter().for_each(Door::refuse_new);
     // Handshakes that were under way end here, in the queue; the next process has the slots.
     tokio::select! {
         () = sleep_until(begun + LINGER) => {}
-        () = proxy.run(proxy::serve_connection) => {}
-        () = dns.run(dns::serve_tcp) => {}
+        () = door.serve() => {}
+        () = serve_if_open(&mut second) => {}
     }
-    proxy.finish(proxy::serve_connection);
-    dns.finish(dns::serve_tcp);
-    udp.abort();
+    for door in std::iter::once(door).chain(second) {
+        door.finish();
+    }
     if timeout_at(deadline, live.wait_until_none()).await.is_err() {
         tracing::warn!(
             worker = index,
@@ -139,4 +160,11 @@ async fn work(
         );
     }
     Ok(())
+}
+
+async fn serve_if_open(door: &mut Option<Door>) {
+    match door {
+        Some(door) => door.serve().await,
+        None => std::future::pending().await,
+    }
 }

@@ -23,8 +23,10 @@ const NODE_FILE: &str = "node.json";
 const MAX_NODE_BYTES: u64 = 1024 * 1024;
 /// How often its content is compared although size and times are the same.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
+/// How often it is looked whether `node.json` changed: pods reach nothing until its gateway is listened on.
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often the node's addresses are read again: they change with leases, not with requests.
-pub const REFRESH_EVERY: Duration = Duration::from_secs(2);
+const ADDRESSES_EVERY: Duration = Duration::from_secs(2);
 
 /// The node's networks, behind one pointer.
 pub struct NodeNetsCell {
@@ -40,6 +42,7 @@ pub struct NodeNetsReader {
     state: Option<NodeState>,
     /// The node's addresses as of the last time that they could be read.
     own: Option<Vec<IpAddr>>,
+    own_read: Option<Instant>,
     /// What the published networks were made of.
     published: Option<(Vec<Ipv4Net>, Vec<IpAddr>)>,
 }
@@ -63,6 +66,7 @@ impl NodeNetsCell {
             extra_fake_cidrs: extra_fake_cidrs.to_vec(),
             state: None,
             own: None,
+            own_read: None,
             published: None,
         };
         (cell, reader)
@@ -79,6 +83,13 @@ impl NodeNetsCell {
         self.nets.load()
     }
 
+    /// Whether an address is the node's own, and no pod's: the gateway is in the pods' range, and the node's.
+    pub fn is_node_itself(&self, ip: IpAddr) -> bool {
+        let nets = self.load();
+        let own = ip.is_loopback() || nets.is_node(ip);
+        own && (!nets.is_fake(ip) || Some(ip) == self.gateway().map(IpAddr::V4))
+    }
+
     /// What agent-cni wrote about this node; `None` before it has set the node up.
     pub fn node(&self) -> Arc<Option<NodeState>> {
         self.node.load_full()
@@ -91,10 +102,17 @@ impl NodeNetsCell {
 }
 
 impl NodeNetsReader {
-    /// Reads what has changed since the last time.
+    /// Reads what has changed since the last time, the node's addresses not more often than they may change.
     pub fn refresh(&mut self, cell: &NodeNetsCell) {
         self.read_state();
-        self.take_addresses(own_addresses());
+        let now = Instant::now();
+        if self
+            .own_read
+            .is_none_or(|last| now >= last + ADDRESSES_EVERY)
+        {
+            self.own_read = Some(now);
+            self.take_addresses(own_addresses());
+        }
         self.publish(cell);
     }
 

@@ -41,5 +41,5 @@ mod tls;
 mod tunnel;
 mod upgrade;
 
-pub use connection::serve_connection;
+pub use connection::{serve_connection, serve_local};
 pub use pool::Pool;

@@ -30,6 +30,9 @@ pub const FILES: &str = "/run/agent-network";
 /// The proxy's local endpoints.
 pub const PROXY: &str = "127.0.0.1:18080";
 
+/// What a client on the node shows to use the proxy explicitly; no secret, as it is in command lines.
+pub const LOCAL_TOKEN: &str = "local-client";
+
 /// What the proxy logs once the pods' traffic reaches it.
 const REGISTERED: &str = "listeners are registered";
 
@@ -335,6 +338,7 @@ impl Node {
             "credentials/zeroproxy-credentials/RAG_TOKEN",
             s.rag_token.as_bytes(),
         )?;
+        self.write("local-token", LOCAL_TOKEN.as_bytes())?;
         self.write("reload-token", s.reload_token.as_bytes())
     }
 }
@@ -346,6 +350,10 @@ fn default_config(outside: &Outside) -> Value {
         "workloadsFile": format!("{FILES}/workloads.json"),
         "credentialsDir": format!("{FILES}/credentials"),
         "reloadTokenFile": format!("{FILES}/reload-token"),
+        "localClient": {
+            "tokenFile": format!("{FILES}/local-token"),
+            "namespace": "agents", "name": "http-e2e", "serviceAccount": "planner",
+        },
         "audit": {"file": format!("{FILES}/audit.jsonl")},
         "dns": {"upstreams": [format!("{DNS_SERVER}:53")]},
         "tls": {"extraCaFile": outside.pki().ca},

@@ -16,6 +16,10 @@ use crate::{cargo, run};
 mod linker;
 mod rust_src;
 mod source_hash;
+// agent-datapath's build script uses it; its tests run here
+#[cfg(test)]
+#[path = "build_ebpf/stamp.rs"]
+mod stamp_check;
 mod toolchain;
 
 use toolchain::Toolchain;

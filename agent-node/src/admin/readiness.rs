@@ -75,6 +75,7 @@ fn node(context: &Context) -> Check {
 fn listeners(data_path: &DataPath) -> Check {
     let (ok, detail) = match data_path {
         DataPath::Attached(id) => (true, format!("listeners are in dispatch map {id}")),
+        DataPath::Redirected(gateway) => (true, format!("iptables redirects to {gateway}")),
         DataPath::Away(problem) => (false, problem.clone()),
     };
     Check {

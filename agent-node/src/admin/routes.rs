@@ -59,6 +59,12 @@ struct NotYet<'a> {
 
 impl Admin {
     pub(super) async fn route(&self, request: Request<Incoming>) -> Reply {
+        if request.uri().authority().is_some() {
+            return problem(
+                StatusCode::FORBIDDEN,
+                "this node's proxy serves agent pods; the node itself may use it when `localClient` is configured",
+            );
+        }
         let path = request.uri().path().to_owned();
         let read = matches!(*request.method(), Method::GET | Method::HEAD);
         let write = *request.method() == Method::POST;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_core::identity::{Workload, is_object_name};
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 
@@ -16,7 +17,7 @@ use super::{
     DEFAULT_CONNECTIONS_PER_POD, DEFAULT_DNS_LISTEN, DEFAULT_DRAIN, DEFAULT_FIRST_BYTE_TIMEOUT,
     DEFAULT_HEADER_BYTES, DEFAULT_HEADER_COUNT, DEFAULT_IDENTITY_WAIT, DEFAULT_IDLE_TIMEOUT,
     DEFAULT_LISTEN, DEFAULT_PIN_DIR, DEFAULT_RECHECK, DEFAULT_STATE_DIR, DeniedRcode, DnsConfig,
-    Limits, MAX_WORKERS, TlsConfig,
+    Limits, LocalClient, MAX_WORKERS, TlsConfig,
 };
 
 /// Asked for the node's name servers when the configuration names none.
@@ -57,6 +58,7 @@ struct ConfigFile {
     workloads_file: PathBuf,
     credentials_dir: PathBuf,
     listen: Option<String>,
+    local_client: Option<LocalClientFile>,
     #[serde(default)]
     dns: DnsFile,
     #[serde(default)]
@@ -74,6 +76,19 @@ struct ConfigFile {
     workers: Option<u16>,
     #[serde(default)]
     fake_cidrs: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct LocalClientFile {
+    token_file: PathBuf,
+    namespace: String,
+    name: String,
+    service_account: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    namespace_labels: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -127,7 +142,13 @@ pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
         policy_file: absolute("policyFile", Some(file.policy_file))?,
         workloads_file: absolute("workloadsFile", Some(file.workloads_file))?,
         credentials_dir: absolute("credentialsDir", Some(file.credentials_dir))?,
-        listen: listen(file.listen)?,
+        listen: listen(
+            "listen",
+            file.listen,
+            DEFAULT_LISTEN,
+            "for example `127.0.0.1:18080`",
+        )?,
+        local_client: file.local_client.map(local_client).transpose()?,
         dns: dns(file.dns)?,
         upstreams: Upstreams::parse(file.upstreams)?,
         tls: TlsConfig {
@@ -195,16 +216,51 @@ fn not_absolute(name: &str, path: &Path) -> ConfigError {
     )
 }
 
-fn listen(text: Option<String>) -> Result<SocketAddr, ConfigError> {
+fn listen(
+    name: &str,
+    text: Option<String>,
+    default: SocketAddrV4,
+    remedy: &'static str,
+) -> Result<SocketAddrV4, ConfigError> {
     let Some(text) = text else {
-        return Ok(DEFAULT_LISTEN);
+        return Ok(default);
     };
     text.parse().map_err(|_| {
         field(
-            "listen",
-            format!("`{text}` is not an address with a port"),
-            "for example `127.0.0.1:18080`",
+            name,
+            format!("`{text}` is not an IPv4 address with a port"),
+            remedy,
         )
+    })
+}
+
+fn local_client(file: LocalClientFile) -> Result<LocalClient, ConfigError> {
+    let token_file = absolute("localClient.tokenFile", Some(file.token_file))?;
+    let (namespace, name) = (file.namespace, file.name);
+    for (key, value) in [
+        ("localClient.namespace", Some(&namespace)),
+        ("localClient.name", Some(&name)),
+        ("localClient.serviceAccount", file.service_account.as_ref()),
+    ] {
+        if value.is_some_and(|value| !is_object_name(value)) {
+            return Err(field(
+                key,
+                "it is no name of a Kubernetes object",
+                "lower-case letters, digits, `-` and `.`",
+            ));
+        }
+    }
+    Ok(LocalClient {
+        token_file,
+        workload: Workload {
+            namespace,
+            name,
+            uid: String::new(),
+            service_account: file.service_account,
+            labels: file.labels,
+            namespace_labels: file.namespace_labels,
+            fake_ip: Ipv4Addr::LOCALHOST,
+        },
     })
 }
 
@@ -237,16 +293,12 @@ fn dns(file: DnsFile) -> Result<DnsConfig, ConfigError> {
             "for example `cluster.local`",
         ));
     }
-    let listen = match file.listen {
-        None => DEFAULT_DNS_LISTEN,
-        Some(text) => text.parse().map_err(|_| {
-            field(
-                "dns.listen",
-                format!("`{text}` is not an IPv4 address with a port"),
-                "for example `127.0.0.1:18053`",
-            )
-        })?,
-    };
+    let listen = listen(
+        "dns.listen",
+        file.listen,
+        DEFAULT_DNS_LISTEN,
+        "for example `127.0.0.1:18053`",
+    )?;
     let denied_rcode = match file.denied_rcode.as_deref() {
         None | Some("NXDOMAIN") => DeniedRcode::NxDomain,
         Some("REFUSED") => DeniedRcode::Refused,

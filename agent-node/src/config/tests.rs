@@ -23,6 +23,22 @@ fn three_paths_are_enough() {
 fn a_bad_value_is_told_by_field_with_what_to_write() {
     for (text, field, remedy) in [
         (r#""listen":"18080""#, "listen", "127.0.0.1:18080"),
+        (r#""listen":"[::1]:18080""#, "listen", "127.0.0.1:18080"),
+        (
+            r#""dns":{"listen":"18053"}"#,
+            "dns.listen",
+            "127.0.0.1:18053",
+        ),
+        (
+            r#""localClient":{"tokenFile":"token","namespace":"a","name":"b"}"#,
+            "localClient.tokenFile",
+            "starts with `/`",
+        ),
+        (
+            r#""localClient":{"tokenFile":"/token","namespace":"a","name":"B C"}"#,
+            "localClient.name",
+            "lower-case letters",
+        ),
         (r#""stateDir":"state""#, "stateDir", "starts with `/`"),
         (
             r#""dns":{"upstreams":["kube-dns"]}"#,

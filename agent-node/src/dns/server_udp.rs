@@ -27,7 +27,7 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Serves DNS datagrams until the worker ends; then what is in flight ends with it, and clients
 /// ask again. Ends by itself only when the socket can't be watched; the worker must end then too.
 pub async fn serve_udp(worker: Rc<WorkerCtx>, socket: UdpDns) {
-    let receiver = match Receiver::new(socket.socket) {
+    let receiver = match Receiver::new(socket) {
         Ok(receiver) => receiver,
         Err(error) => {
             tracing::error!(worker = worker.index, error = %error, "DNS over UDP can't be served");
@@ -43,7 +43,7 @@ pub async fn serve_udp(worker: Rc<WorkerCtx>, socket: UdpDns) {
             Some(done) = running.next() => {
                 let Done { peer, dst, reply } = done;
                 if let Some(reply) = reply {
-                    send(&worker, &replies, dst, peer, &reply);
+                    send(&worker, &incoming.receiver, &replies, (dst, peer), &reply);
                 }
             }
             received = incoming.receive() => {
@@ -144,16 +144,17 @@ fn admitted(worker: &WorkerCtx, datagram: &Datagram) -> bool {
 
 fn send(
     worker: &WorkerCtx,
+    receiver: &Receiver,
     replies: &Replies,
-    from: SocketAddrV4,
-    peer: SocketAddrV4,
+    (from, peer): (SocketAddrV4, SocketAddrV4),
     reply: &[u8],
 ) {
-    let Some(gateway) = worker.shared.nets.gateway() else {
-        tracing::warn!("a DNS reply is lost: the node's gateway is not known yet");
-        return;
-    };
-    if let Err(error) = replies.send(gateway, from, peer, reply) {
+    let sent = receiver.reply(peer, reply).unwrap_or_else(|| {
+        let gateway = worker.shared.nets.gateway();
+        let gateway = gateway.ok_or_else(|| io::Error::other("the gateway is not known yet"))?;
+        replies.send(gateway, from, peer, reply)
+    });
+    if let Err(error) = sent {
         tracing::warn!(error = %error, src.ip = %from.ip(), dst.ip = %peer.ip(), "a DNS reply is lost");
     }
 }
@@ -165,6 +166,7 @@ mod tests {
     use nix::sys::socket::{setsockopt, sockopt};
 
     use super::*;
+    use crate::listener::Arrival;
 
     #[tokio::test]
     async fn a_failed_read_is_not_the_end() {
@@ -173,7 +175,13 @@ mod tests {
         setsockopt(&socket, sockopt::Ipv4RecvErr, &true).unwrap();
         setsockopt(&socket, sockopt::Ipv4OrigDstAddr, &true).unwrap();
         let shared = socket.try_clone().unwrap();
-        let mut incoming = Incoming::new(Receiver::new(socket).unwrap());
+        let mut incoming = Incoming::new(
+            Receiver::new(UdpDns {
+                socket,
+                arrival: Arrival::Dispatched,
+            })
+            .unwrap(),
+        );
         // Nobody is there: the ICMP message becomes the next read's error.
         let gone = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let nobody = gone.local_addr().unwrap();

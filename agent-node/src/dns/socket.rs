@@ -1,6 +1,6 @@
 //! Datagrams with the address that the pod asked, and replies that come from it.
 //!
-//! Queries arrive on a socket that the kernel's dispatch program hands them to, whatever address
+//! Dispatched queries arrive on a socket that the kernel's dispatch program hands them to, whatever address
 //! the pod dialled; `IP_RECVORIGDSTADDR` tells which. Replies leave from one transparent socket on
 //! the gateway's port 53, and `IP_PKTINFO` says per datagram which source address they carry: no
 //! socket per destination, so nothing for a pod to use up. (An `IP_TRANSPARENT` socket may send
@@ -19,6 +19,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
+use crate::listener::{Arrival, UdpDns};
+
 /// The longest query that is read, in bytes; see [`super::frame::MAX_QUERY_LEN`].
 const MAX_QUERY_LEN: usize = super::frame::MAX_QUERY_LEN;
 
@@ -36,6 +38,7 @@ pub(crate) struct Datagram {
 /// The receiving side.
 pub(crate) struct Receiver {
     socket: UdpSocket,
+    arrival: Arrival,
     control: RefCell<Vec<u8>>,
 }
 
@@ -44,9 +47,10 @@ impl Receiver {
     ///
     /// # Errors
     /// When the runtime can't watch it.
-    pub(crate) fn new(socket: std::net::UdpSocket) -> io::Result<Receiver> {
+    pub(crate) fn new(dns: UdpDns) -> io::Result<Receiver> {
         Ok(Receiver {
-            socket: UdpSocket::from_std(socket)?,
+            socket: UdpSocket::from_std(dns.socket)?,
+            arrival: dns.arrival,
             control: RefCell::new(cmsg_space!(libc::sockaddr_in)),
         })
     }
@@ -74,6 +78,13 @@ impl Receiver {
             }
         }
         Ok(())
+    }
+
+    /// Answers a redirected query from where it came to: connection tracking writes the address that the pod asked
+    /// into the reply. `None` for a dispatched one, whose reply [`Replies`] sends.
+    pub(crate) fn reply(&self, peer: SocketAddrV4, reply: &[u8]) -> Option<io::Result<()>> {
+        (self.arrival == Arrival::Redirected)
+            .then(|| self.socket.try_send_to(reply, peer.into()).map(drop))
     }
 
     /// One datagram; `None` for one that is too long or came without its addresses.

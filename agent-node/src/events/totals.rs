@@ -1,22 +1,32 @@
 //! Sums of the kernel's per-pod counters that only grow, also when a pod and its counters go.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use crate::metrics::Sample;
 
-/// One pod's counter for one reason, as the kernel has it.
+/// A counter for one reason, as the kernel has it: a pod's, or the node's for pods that are gone.
 pub(super) struct Row {
-    pub(super) ifindex: u32,
     pub(super) reason: &'static str,
     pub(super) packets: u64,
     pub(super) bytes: u64,
 }
 
-/// What was read last, and the sums by reason.
+/// The sums by reason.
 #[derive(Default)]
 pub(super) struct Totals {
-    last: HashMap<(u32, &'static str), Pair>,
-    sums: BTreeMap<&'static str, Pair>,
+    sums: BTreeMap<&'static str, Sum>,
+}
+
+/// The kernel adds a pod's counters to the node's when the pod goes, so the sum over all rows never goes back; but the
+/// rows are read one after the other, and a pod that goes meanwhile may be missed or counted twice. Only a sum that
+/// stays below what it was tells that the counters were made anew.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    /// Of counters that are no more.
+    before: Pair,
+    /// The most that the counters of now have shown.
+    shown: Pair,
+    fell: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -25,29 +35,53 @@ struct Pair {
     bytes: u64,
 }
 
+impl Pair {
+    fn plus(self, other: Pair) -> Pair {
+        Pair {
+            packets: self.packets + other.packets,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+}
+
+impl Sum {
+    fn show(&mut self, now: Pair) {
+        let falls = now.packets < self.shown.packets;
+        if falls && self.fell {
+            self.before = self.before.plus(self.shown);
+            self.shown = now;
+        } else if !falls {
+            self.shown = Pair {
+                packets: now.packets,
+                bytes: now.bytes.max(self.shown.bytes),
+            };
+        }
+        self.fell = falls && !self.fell;
+    }
+
+    fn total(&self) -> Pair {
+        self.before.plus(self.shown)
+    }
+}
+
 impl Totals {
-    /// Adds what has come since the last time.
+    /// Takes all rows as they are now.
     pub(super) fn take_in(&mut self, rows: impl IntoIterator<Item = Row>) {
-        let mut now = HashMap::new();
+        let mut now: BTreeMap<&'static str, Pair> = BTreeMap::new();
         for row in rows {
-            let key = (row.ifindex, row.reason);
             let seen = Pair {
                 packets: row.packets,
                 bytes: row.bytes,
             };
-            let before = self.last.get(&key).copied().unwrap_or_default();
-            // Fewer than before: a new pod has the interface's number.
-            let before = if before.packets > seen.packets {
-                Pair::default()
-            } else {
-                before
-            };
-            let sum = self.sums.entry(key.1).or_default();
-            sum.packets += seen.packets - before.packets;
-            sum.bytes += seen.bytes.saturating_sub(before.bytes);
-            now.insert(key, seen);
+            let sum = now.entry(row.reason).or_default();
+            *sum = sum.plus(seen);
         }
-        self.last = now;
+        for reason in now.keys() {
+            self.sums.entry(reason).or_default();
+        }
+        for (reason, sum) in &mut self.sums {
+            sum.show(now.get(reason).copied().unwrap_or_default());
+        }
     }
 
     pub(super) fn samples(&self) -> Vec<Sample> {
@@ -58,7 +92,7 @@ impl Totals {
             values: self
                 .sums
                 .iter()
-                .map(|(reason, pair)| (vec![("reason", (*reason).to_owned())], value(pair)))
+                .map(|(reason, sum)| (vec![("reason", (*reason).to_owned())], value(&sum.total())))
                 .collect(),
         };
         vec![
@@ -80,9 +114,8 @@ impl Totals {
 mod tests {
     use super::*;
 
-    fn row(ifindex: u32, packets: u64) -> Row {
+    fn row(packets: u64) -> Row {
         Row {
-            ifindex,
             reason: "udp",
             packets,
             bytes: packets * 100,
@@ -90,15 +123,34 @@ mod tests {
     }
 
     #[test]
-    fn sums_only_grow_when_pods_and_their_counters_go_and_come() {
+    fn a_pod_that_goes_is_counted_once_and_its_number_may_be_anothers() {
         let mut totals = Totals::default();
-        let udp = |totals: &Totals| totals.sums["udp"].packets;
-        totals.take_in([row(5, 10), row(6, 1)]);
+        let udp = |totals: &Totals| totals.sums["udp"].total().packets;
+        // the node's own row and two pods
+        totals.take_in([row(0), row(10), row(1)]);
         assert_eq!(udp(&totals), 11);
-        totals.take_in([row(5, 12)]);
-        assert_eq!(udp(&totals), 13);
-        totals.take_in([row(5, 3)]);
+        totals.take_in([row(10), row(1), row(3)]);
+        assert_eq!(udp(&totals), 14);
+        // one went between the reading of its row and of the node's: too many for a moment
+        totals.take_in([row(11), row(1), row(3)]);
+        assert_eq!(udp(&totals), 15);
+        totals.take_in([row(11), row(3)]);
+        assert_eq!(udp(&totals), 15);
+        totals.take_in([row(11), row(5)]);
         assert_eq!(udp(&totals), 16);
         assert_eq!(totals.samples()[1].values[0].1, 1600);
+    }
+
+    #[test]
+    fn counters_that_were_made_anew_add_to_what_was() {
+        let mut totals = Totals::default();
+        let udp = |totals: &Totals| totals.sums["udp"].total().packets;
+        totals.take_in([row(20)]);
+        totals.take_in([]);
+        assert_eq!(udp(&totals), 20);
+        totals.take_in([row(2)]);
+        assert_eq!(udp(&totals), 22);
+        totals.take_in([row(5)]);
+        assert_eq!(udp(&totals), 25);
     }
 }

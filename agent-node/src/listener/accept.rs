@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{Live, PodLimits};
+use super::{Arrival, Live, LocalDoor, PodLimits};
 use crate::context::WorkerCtx;
 use crate::metrics::{Counter, Gauge};
 
@@ -27,39 +27,43 @@ pub(super) struct Acceptor {
     live: Rc<Live>,
     limits: Arc<PodLimits>,
     listener: TcpListener,
+    arrival: Arrival,
+    /// Where the node's own connections go; there are none on the DNS port.
+    local: Option<LocalDoor>,
     accepted: Counter,
     open: Gauge,
     pause: Option<Duration>,
 }
 
 impl Acceptor {
-    pub(super) fn proxy(
+    /// For DNS over TCP.
+    pub(super) fn new(
         worker: Rc<WorkerCtx>,
         live: Rc<Live>,
         limits: Arc<PodLimits>,
         listener: TcpListener,
+        arrival: Arrival,
     ) -> Acceptor {
         Acceptor {
             worker,
             live,
             limits,
             listener,
-            accepted: Counter::ProxyConnections,
-            open: Gauge::ProxyConnections,
+            arrival,
+            local: None,
+            accepted: Counter::DnsConnections,
+            open: Gauge::DnsConnections,
             pause: None,
         }
     }
 
-    pub(super) fn dns(
-        worker: Rc<WorkerCtx>,
-        live: Rc<Live>,
-        limits: Arc<PodLimits>,
-        listener: TcpListener,
-    ) -> Acceptor {
+    /// For the proxy's port, where the node itself comes too.
+    pub(super) fn for_proxy(self, local: LocalDoor) -> Acceptor {
         Acceptor {
-            accepted: Counter::DnsConnections,
-            open: Gauge::DnsConnections,
-            ..Acceptor::proxy(worker, live, limits, listener)
+            local: Some(local),
+            accepted: Counter::ProxyConnections,
+            open: Gauge::ProxyConnections,
+            ..self
         }
     }
 
@@ -114,11 +118,23 @@ impl Acceptor {
         F: Future<Output = ()> + 'static,
     {
         let metrics = self.worker.metrics();
-        metrics.inc(self.accepted);
-        let (SocketAddr::V4(peer), Ok(SocketAddr::V4(dst))) = (peer, stream.local_addr()) else {
+        let (SocketAddr::V4(peer), Ok(SocketAddr::V4(at))) = (peer, stream.local_addr()) else {
             metrics.inc(Counter::RefusedNotIpv4);
             return;
         };
+        if let Some(local) = &self.local
+            && self.worker.shared.nets.is_node_itself((*peer.ip()).into())
+        {
+            let entering = local.clone().enter(self.worker.clone(), stream, peer);
+            let open = self.live.open();
+            tokio::task::spawn_local(async move {
+                let _held = open;
+                entering.await;
+            });
+            return;
+        }
+        metrics.inc(self.accepted);
+        let dst = self.original_destination(&stream, at);
         let Some(slot) = self.limits.take(*peer.ip()) else {
             metrics.inc(Counter::RefusedPodLimit);
             self.refuse(stream, peer, dst);
@@ -135,6 +151,19 @@ impl Acceptor {
             let _held = (open, slot, worker.metrics().hold(gauge));
             serving.await;
         });
+    }
+
+    /// What the pod dialled. A connection that reached a redirecting socket without being redirected was made to that
+    /// very address.
+    fn original_destination(&self, stream: &TcpStream, at: SocketAddrV4) -> SocketAddrV4 {
+        if self.arrival == Arrival::Dispatched {
+            return at;
+        }
+        let original = SockRef::from(stream).original_dst_v4();
+        original
+            .ok()
+            .and_then(|address| address.as_socket_ipv4())
+            .unwrap_or(at)
     }
 
     /// Closes with RST and leaves an audit line.

@@ -6,7 +6,7 @@
 use agent_core::audit::ReasonCode;
 use agent_core::policy::HostName;
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde::Serialize;
 
@@ -47,6 +47,20 @@ pub(crate) fn denied(line: Line, message: &str) -> Response<ResponseBody> {
 pub(crate) fn unavailable(line: Line, message: &str) -> Response<ResponseBody> {
     let answer = denial(&line, StatusCode::SERVICE_UNAVAILABLE, message);
     respond(line, answer, true)
+}
+
+/// 407: a client of the node itself that did not show the token.
+pub(crate) fn unproven(line: Line, message: &str) -> Response<ResponseBody> {
+    let answer = denial(&line, StatusCode::PROXY_AUTHENTICATION_REQUIRED, message);
+    let mut response = respond(line, answer, false);
+    for scheme in [
+        "Bearer realm=\"agent-network\"",
+        "Basic realm=\"agent-network\"",
+    ] {
+        let challenge = HeaderValue::from_static(scheme);
+        response.headers_mut().append(PROXY_AUTHENTICATE, challenge);
+    }
+    response
 }
 
 /// The answer to a malformed request; the connection closes behind it.

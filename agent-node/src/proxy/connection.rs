@@ -5,6 +5,7 @@
 //! so that the pod gets its answer in words where its protocol has words.
 
 use std::io;
+use std::net::SocketAddrV4;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -58,6 +59,17 @@ pub async fn serve_connection(
     if !signal.unless_gone(serving).await {
         source.worker.metrics().inc(Counter::PodGone);
     }
+}
+
+/// Serves a connection that the node itself made to the proxy, as to an explicit one: under the identity that
+/// `localClient` gives to whoever shows its token. Without `localClient` it is closed.
+pub async fn serve_local(worker: Rc<WorkerCtx>, stream: TcpStream, peer: SocketAddrV4) {
+    let Some(source) = Source::local(worker, ClientAddr(peer)) else {
+        return;
+    };
+    let source = Rc::new(source);
+    let signal = Signal::new(&source.worker, None);
+    serve(&source, &signal, stream, Origin::unsaid()).await;
 }
 
 async fn serve(source: &Rc<Source>, signal: &Signal, stream: TcpStream, origin: Origin) {

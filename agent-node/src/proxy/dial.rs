@@ -149,7 +149,9 @@ fn check_port(source: &Source, address: SocketAddr, pods_choice: bool) -> Result
     let nets = source.worker.shared.nets.load();
     let local = ip.is_loopback() || ip.is_unspecified() || nets.is_node(ip);
     let listen = source.worker.shared.config.listen;
-    let same = ip == listen.ip().to_canonical()
+    let nets_gateway = source.worker.shared.nets.gateway().map(IpAddr::V4);
+    let same = ip == *listen.ip()
+        || nets_gateway == Some(ip)
         || (local && (ip.is_unspecified() || listen.ip().is_unspecified()));
     if same && port == listen.port() {
         return deny(ReasonCode::NodeAddressDenied, "this proxy's own endpoint");

@@ -50,6 +50,17 @@ impl Origin {
         Origin { dst, named: None }
     }
 
+    /// Nothing yet: the client speaks to the proxy itself, and each request says where it is for.
+    pub(crate) fn unsaid() -> Origin {
+        use std::net::{Ipv4Addr, SocketAddrV4};
+        Origin::dialled(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))
+    }
+
+    /// Whether a request must name its server and port itself.
+    pub(crate) fn is_unsaid(&self) -> bool {
+        self.dst.port() == 0
+    }
+
     /// What an explicit-proxy client named. The address that it dialled says nothing then.
     pub(crate) fn explicit(host: &Host, port: u16) -> Origin {
         use std::net::{Ipv4Addr, SocketAddrV4};

@@ -86,13 +86,16 @@ pub(crate) async fn serve(
     let mut clock = Clock::new(&exchanges);
     let mut draining = false;
     let ended = std::future::poll_fn(|cx| {
-        if signal.is_draining() && !draining {
-            draining = true;
-            Pin::new(&mut connection).graceful_shutdown();
-        }
         loop {
             if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
                 return Poll::Ready(Some(ended));
+            }
+            // Not before hyper has seen what was read already, nor in the middle of a head: it would take the
+            // connection for an idle one and close it, and the client's request would be lost.
+            if signal.is_draining() && !draining && exchanges.pulse.head_since.get().is_none() {
+                draining = true;
+                Pin::new(&mut connection).graceful_shutdown();
+                continue;
             }
             match clock.poll(cx, &exchanges) {
                 Tick::Wait => return Poll::Pending,

@@ -73,6 +73,10 @@ async fn decide_and_serve(
         line.denied(&denial);
         return answer::unavailable(line, &denial.message);
     }
+    if let Err(denial) = source.check_token(request.headers()) {
+        line.denied(&denial);
+        return answer::unproven(line, &denial.message);
+    }
     let named = (facts.dst != exchanges.origin.dst).then_some(facts.dst);
     for dst in std::iter::once(exchanges.origin.dst).chain(named) {
         if let ConnectionVerdict::Deny(denial) = subject.decide_connection(source, dst) {
@@ -122,6 +126,9 @@ fn read(exchanges: &Exchanges, request: &Request<Incoming>) -> Result<(Facts, Au
                 .into_owned(),
         ),
     };
+    if origin.is_unsaid() && !authority.explicit {
+        return Err(Fault::Form);
+    }
     let target = target(request.headers())?;
     let dst = match &authority.host {
         Some(host) if authority.explicit => Origin::explicit(host, authority.port).dst,
@@ -191,6 +198,7 @@ fn connect(exchanges: &Exchanges, authority: &Authority, line: Line) -> Response
         return answer::faulty(line, Fault::Form);
     };
     let origin = Origin::explicit(host, authority.port);
+    exchanges.source.vouch();
     exchanges.tunnel.replace(Some(Tunnel::Connect(origin)));
     line.status.set(Some(StatusCode::OK.as_u16()));
     Response::new(ResponseBody::empty())

@@ -4,7 +4,7 @@
 //! a generation has changed (two atomic loads per request). What it decides with them is
 //! `agent_core::policy`'s; an identity that is gone never comes back on the same connection.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddrV4;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,10 +14,13 @@ use agent_core::identity::{ClientAddr, OrigDst};
 use agent_core::policy::{
     ConnectionVerdict, Denial, HostName, Protocol, RequestFacts, Scope, Verdict,
 };
-use http::Method;
+use http::header::PROXY_AUTHORIZATION;
+use http::{HeaderMap, Method};
+use tokio_util::sync::CancellationToken;
 
 use crate::context::WorkerCtx;
 use crate::policy_store::PolicySnapshot;
+use crate::token::{self, Refused};
 use crate::workloads::Identified;
 
 /// One accepted connection's two ends, and whose it is.
@@ -26,6 +29,14 @@ pub(crate) struct Source {
     pub(crate) peer: ClientAddr,
     pub(crate) dst: OrigDst,
     current: RefCell<Option<Rc<Subject>>>,
+    /// Set for a connection of the node itself, which has to show a token.
+    local: Option<Local>,
+}
+
+/// What is particular to a connection of the node itself.
+struct Local {
+    /// Whether a CONNECT has shown the token; what is inside can't.
+    vouched: Cell<bool>,
 }
 
 /// A pod and the policy that applies to it, of one generation each.
@@ -50,7 +61,61 @@ impl Source {
             peer,
             dst,
             current: RefCell::new(subject),
+            local: None,
             worker,
+        }
+    }
+
+    /// A connection of the node itself, under the identity that `localClient` names; `None` without one.
+    pub(crate) fn local(worker: Rc<WorkerCtx>, peer: ClientAddr) -> Option<Source> {
+        let ctx = &worker.shared;
+        let client = ctx.config.local_client.as_ref()?;
+        let pod = Arc::new(Identified {
+            workload: client.workload.clone(),
+            generation: 0,
+            ifindex: 0,
+            gone: CancellationToken::new(),
+        });
+        let table_generation = ctx.workloads.generation();
+        let subject = Subject::new(pod, ctx.policy.load(), table_generation);
+        Some(Source {
+            peer,
+            dst: OrigDst(ctx.config.listen),
+            current: RefCell::new(Some(subject)),
+            local: Some(Local {
+                vouched: Cell::new(false),
+            }),
+            worker,
+        })
+    }
+
+    /// Whether a request may use this connection's identity: a pod's may, the node's own with the token.
+    ///
+    /// # Errors
+    /// The denial.
+    pub(crate) fn check_token(&self, headers: &HeaderMap) -> Result<(), Denial> {
+        let (Some(local), Some(client)) = (&self.local, &self.worker.shared.config.local_client)
+        else {
+            return Ok(());
+        };
+        if local.vouched.get() {
+            return Ok(());
+        }
+        token::check(&client.token_file, headers, &PROXY_AUTHORIZATION).map_err(|refused| {
+            let why = match refused {
+                Refused::NoToken => "the file of `localClient.tokenFile` is missing or empty",
+                Refused::Wrong => {
+                    "send `Proxy-Authorization` with the token of `localClient.tokenFile`, as Bearer or as a password"
+                }
+            };
+            Denial::built_in(ReasonCode::UnknownSourceDenied, why)
+        })
+    }
+
+    /// What is inside a CONNECT that has shown the token needs none.
+    pub(crate) fn vouch(&self) {
+        if let Some(local) = &self.local {
+            local.vouched.set(true);
         }
     }
 
@@ -67,7 +132,10 @@ impl Source {
         let pod = if seen.pod.gone.is_cancelled() {
             None
         } else {
-            ctx.workloads.known(*self.peer.0.ip())
+            match &self.local {
+                Some(_) => Some(seen.pod.clone()),
+                None => ctx.workloads.known(*self.peer.0.ip()),
+            }
         };
         *current = pod.map(|pod| Subject::new(pod, ctx.policy.load(), table_generation));
         current.clone()

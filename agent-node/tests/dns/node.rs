@@ -232,7 +232,10 @@ fn serve(config: Config) -> Arc<Context> {
         local.block_on(&runtime, async move {
             let worker = WorkerCtx::new(shared, 0);
             tokio::task::spawn_local(follower.run());
-            let socket = UdpDns { socket: udp.into() };
+            let socket = UdpDns {
+                socket: udp.into(),
+                arrival: agent_node::listener::Arrival::Dispatched,
+            };
             tokio::task::spawn_local(dns::serve_udp(worker.clone(), socket));
             let listener = tokio::net::TcpListener::from_std(tcp.into()).unwrap();
             loop {

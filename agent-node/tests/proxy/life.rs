@@ -176,6 +176,36 @@ async fn a_drain_closes_idle_connections_and_lets_requests_finish() {
 }
 
 #[tokio::test]
+async fn a_request_that_has_begun_when_the_drain_begins_is_answered() {
+    local(async {
+        let api = echo().await;
+        let node = Node::new(&allow_api(), &upstreams(&[("api.test", api)]));
+        let (half, rest) = (&b"GET / HTTP/1.1\r\nHo"[..], &b"st: api.test\r\n\r\n"[..]);
+        let mut fresh = node.dial(DIALLED).await;
+        fresh.write_all(half).await.unwrap();
+        let mut kept = node.dial(DIALLED).await;
+        kept.write_all(&[half, rest].concat()).await.unwrap();
+        assert_eq!(Reply::read(&mut kept).await.status, 200);
+        kept.write_all(half).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut silent = node.dial(DIALLED).await;
+        node.worker.shared.drain.begin();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        silent.write_all(half).await.unwrap();
+        for pod in [&mut fresh, &mut kept, &mut silent] {
+            pod.write_all(rest).await.unwrap();
+            let reply = Reply::read(pod).await;
+            assert_eq!(
+                (reply.status, reply.header("connection")),
+                (200, Some("close"))
+            );
+            assert_eq!(read_to_end(pod).await.unwrap(), b"");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_thousand_connections_at_once_all_get_their_own_answer() {
     local(async {
         let api = echo().await;
