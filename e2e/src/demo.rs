@@ -132,12 +132,16 @@ fn leave_up(stage: Stage) -> Result<()> {
     let lines =
         [&stage.planner, &stage.untrusted].map(|p| (p.spec.name.clone(), p.place().shell_line()));
     let node_line = stage.node.place().shell_line();
+    let audit = stage.node.file("audit.jsonl");
     let folder = stage.node.keep(vec![stage.planner, stage.untrusted])?;
     println!("\nThe node stays up. As root:");
     for (name, line) in lines {
         println!("  enter pod {name:<10} {line}");
     }
     println!("  enter the node       {node_line}");
+    println!("  try in a pod         curl http://docs.example.com/    # a rule allows it");
+    println!("                       curl http://203.0.113.16/        # no rule does");
+    println!("  audit lines          tail -f {}", audit.display());
     println!("  logs                 {}/logs", folder.display());
     println!(
         "  remove everything    {} remove {}",

@@ -81,14 +81,14 @@ impl Place {
     pub(crate) fn in_world(pid1: i32, netns: PathBuf, logs: PathBuf) -> Place {
         let mut enter: Vec<String> = ["nsenter", "-t"].map(str::to_owned).into();
         enter.push(pid1.to_string());
-        enter.extend(["-m", "-u", "-i", "-p"].map(str::to_owned));
+        enter.extend(["-m", "-r", "-u", "-i", "-p"].map(str::to_owned));
         enter.push(format!("--net={}", netns.display()));
         enter.push("--".to_owned());
         Place { enter, netns, logs }
     }
 
     pub(crate) fn of_process(pid: i32, logs: PathBuf) -> Place {
-        let enter = format!("nsenter -t {pid} -m -u -i -p -n --")
+        let enter = format!("nsenter -t {pid} -m -r -u -i -p -n --")
             .split(' ')
             .map(str::to_owned)
             .collect();

@@ -32,7 +32,13 @@ const FOR_THE_DEMO: &[Need] = &[
     ("sysctl", "procps"),
     ("nsenter", "util-linux"),
     ("python3", "python3"),
-    ("cc", "gcc"),
+];
+
+/// What starts at boot once a package is installed. Here the programs are run by hand: the machine must not serve port
+/// 80 after its next boot because it once showed the demo.
+const DAEMONS: &[(&str, &[&str])] = &[
+    ("nginx-light", &["nginx.service"]),
+    ("fcgiwrap", &["fcgiwrap.service", "fcgiwrap.socket"]),
 ];
 
 /// What only the tests run, besides.
@@ -150,7 +156,23 @@ fn programs(needs: &[Need], libraries: &[&str]) -> Result<()> {
         .stdout(Stdio::null());
     run(&mut install).with_context(|| format!("type: {line}"))?;
     drop(policy);
-    Ok(())
+    keep_down_after_boot(&packages)
+}
+
+/// Switches off what the packages that were installed just now would start at the next boot.
+fn keep_down_after_boot(packages: &[&str]) -> Result<()> {
+    let units: Vec<&str> = DAEMONS
+        .iter()
+        .filter(|(package, _)| packages.contains(package))
+        .flat_map(|(_, units)| *units)
+        .copied()
+        .collect();
+    if units.is_empty() || which("systemctl").is_none() {
+        return Ok(());
+    }
+    let mut disable = Command::new("systemctl");
+    disable.args(["--quiet", "disable"]).args(&units);
+    run(disable.stderr(Stdio::null())).context("keep the installed daemons down at boot")
 }
 
 /// Whether the distribution's own Python has a module: the tests run it in a pod, whose PATH has no other.

@@ -75,6 +75,9 @@ pub struct Explanation {
     pub policy_version: String,
 }
 
+/// What an answer with a credential can't promise.
+const CLEARTEXT: &str = "; in cleartext the credential is sent only to this node itself or to an `https` entry of `upstreams`, otherwise the answer is 502 (the rule can say `tls: originate`, or `allowCleartext: true`)";
+
 /// Why a question cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExplainError {
@@ -195,13 +198,20 @@ impl PolicySet {
     }
 
     fn permitted(&self, permit: &Permit) -> Explanation {
-        let message = match (permit.rule(), permit.policy(), permit.would_deny()) {
+        let mut message = match (permit.rule(), permit.policy(), permit.would_deny()) {
             (_, _, Some(denial)) => format!("let through in audit mode; when enforced: {denial}"),
             (Some(rule), Some(policy), None) => {
                 format!("let through by rule {rule} of policy {policy}")
             }
             _ => "let through in audit mode".to_owned(),
         };
+        // Where it goes is known only when it is dialled.
+        if let Some(credential) = permit.credential()
+            && !credential.allow_cleartext
+            && !permit.tls_originate()
+        {
+            message.push_str(CLEARTEXT);
+        }
         Explanation {
             decision: permit.decision(),
             reason: permit.reason(),

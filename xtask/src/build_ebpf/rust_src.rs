@@ -124,12 +124,11 @@ fn unpack(work: &Path) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// Configures an apt of its own with the machine's mirror and keys, so that the machine's sources stay as they are.
+/// Configures an apt of its own with the machine's mirror, keys and settings (a proxy), so that the machine's sources stay as they are.
 fn private_apt(work: &Path) -> Result<PathBuf> {
     for dir in [
         "lists/partial",
         "cache/archives/partial",
-        "etc/apt.conf.d",
         "etc/preferences.d",
     ] {
         fs::create_dir_all(work.join(dir)).with_context(|| format!("create {dir}"))?;
@@ -163,6 +162,7 @@ fn private_apt(work: &Path) -> Result<PathBuf> {
         format!(
             "Dir \"{dir}\"; Dir::State \"{dir}\"; Dir::State::Lists \"{dir}/lists\"; \
              Dir::State::status \"/dev/null\"; Dir::Cache \"{dir}/cache\"; Dir::Etc \"{dir}/etc\";\n\
+             Dir::Etc::main \"/etc/apt/apt.conf\"; Dir::Etc::parts \"/etc/apt/apt.conf.d\";\n\
              Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n"
         ),
     )?;

@@ -28,6 +28,15 @@ fn ask(json: &str) -> Result<Explanation, ExplainError> {
 }
 
 #[test]
+fn an_answer_with_a_credential_says_where_cleartext_would_refuse_it() {
+    let says = |json: &str| ask(json).unwrap().message;
+    let credential = says(r#"{"host":"api.example.com","protocol":"http"}"#);
+    assert!(credential.contains("tls: originate"), "{credential}");
+    let plain = says(r#"{"host":"git.example.com"}"#);
+    assert_eq!(plain, "let through by rule git of policy sys/p");
+}
+
+#[test]
 fn the_answer_names_the_rule_that_decides() {
     for (question, decision, rule) in [
         (
