@@ -97,7 +97,7 @@ async fn locked(
             mac: names::pod_mac(fake_ip),
             host_veth: names::host_veth(target),
             ifindex: 0,
-            mode: conf.mode,
+            mode: node.plane.mode(),
             created: clock::timestamp(),
             boot_id: clock::boot_id(),
         },

@@ -69,12 +69,17 @@ async fn locked(
     let state = dir
         .node()?
         .ok_or_else(|| failed("node.json is missing, so the node's choices are unknown".into()))?;
-    let bridge = network::check_node(&node::network(&state, dir)?)
+    let bridge = network::check_node(&node::network(conf, &state, dir)?)
         .await
         .map_err(differs)?;
-    let plane = Plane::open(state.mode, &Pins::new(&conf.pin_dir)).map_err(|error| CniError {
+    let plane = Plane::check(
+        state.mode,
+        &Pins::new(&conf.pin_dir),
+        &node::datapath_config(&state),
+    )
+    .map_err(|error| CniError {
         code: Code::CheckFailed,
-        ..datapath_error("open the data path", &error)
+        ..datapath_error("vouch for the data path", &error)
     })?;
     let namespace = Netns::open_pod(netns)?;
     let rtnl = Rtnl::connect()?;
@@ -82,6 +87,7 @@ async fn locked(
         state,
         bridge,
         plane,
+        _mode: None,
     };
     self::attachment(&rtnl, &node, &namespace, &attachment, 0).await
 }

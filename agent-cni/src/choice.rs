@@ -2,10 +2,13 @@
 
 use std::net::Ipv4Addr;
 
-use agent_core::node::{NodeState, NodeStateError, derive_fake_cidr};
+use agent_core::{
+    attachment::Mode,
+    node::{NodeState, NodeStateError, derive_fake_cidr},
+};
 use ipnet::Ipv4Net;
 
-use crate::netconf::NetConf;
+use crate::netconf::{NetConf, Requested};
 
 /// The link-local range as a whole, which many distributions route on the uplink (zeroconf). A route that general is no
 /// use of a /24 of it.
@@ -96,9 +99,17 @@ pub(crate) fn choose(
     Ok(NodeState::new(
         cidr,
         conf.service_cidrs.clone(),
-        conf.mode,
+        mode(conf.mode),
         &pin_dir,
     )?)
+}
+
+/// The mode that a request comes to on this node.
+fn mode(requested: Requested) -> Mode {
+    match requested {
+        Requested::Auto => Mode::Ebpf,
+        Requested::This(mode) => mode,
+    }
 }
 
 fn overlap(a: Ipv4Net, b: Ipv4Net) -> bool {

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use agent_core::node::BRIDGE;
-use agent_datapath::{bridge, conntrack, link, pins::Pins, rtnl::Rtnl};
+use agent_datapath::{bridge, compat::Compat, conntrack, link, pins::Pins, rtnl::Rtnl};
 
 use crate::{
     command::Target,
@@ -92,13 +92,16 @@ async fn strays(conf: &NetConf, dir: &StateDir, rtnl: &Rtnl) -> Result<(), CniEr
                 .filter_map(|pin| pin.file_name().into_string().ok()),
         );
     }
+    if Compat::is_present()? {
+        names.extend(Compat::open()?.pods()?.into_iter().map(|pod| pod.ifname));
+    }
     names.sort();
     names.dedup();
     let owned = Owned::read(dir)?;
     names.retain(|name| names::is_host_veth(name) && !owned.veths.contains(name));
     addresses.retain(|address| !owned.addresses.contains(address));
     for host_veth in names {
-        tracing::warn!(%host_veth, "interface or pin without an attachment is removed");
+        tracing::warn!(%host_veth, "interface, pin or chain without an attachment is removed");
         let remains = Remains {
             host_veth,
             ifindex: None,

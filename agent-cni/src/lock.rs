@@ -22,9 +22,21 @@ impl LockFile {
     /// # Errors
     /// The file cannot be made or locked.
     pub(crate) fn acquire(path: &Path) -> io::Result<Self> {
+        Self::wait(path, FlockArg::LockExclusive)
+    }
+
+    /// Takes the lock together with others who do the same, waiting for whoever has it alone.
+    ///
+    /// # Errors
+    /// The file cannot be made or locked.
+    pub(crate) fn share(path: &Path) -> io::Result<Self> {
+        Self::wait(path, FlockArg::LockShared)
+    }
+
+    fn wait(path: &Path, how: FlockArg) -> io::Result<Self> {
         loop {
             let file = open(path)?;
-            let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
+            let file = Flock::lock(file, how).map_err(|(_, errno)| errno)?;
             if is_at(&file, path) {
                 return Ok(Self {
                     path: path.to_owned(),
@@ -120,6 +132,18 @@ mod tests {
             }
         });
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_shared_lock_is_taken_twice_and_keeps_others_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = LockFile::share(&path).unwrap();
+        let second = LockFile::share(&path).unwrap();
+        drop(first);
+        assert!(LockFile::try_existing(&path).unwrap().is_none());
+        drop(second);
+        assert!(LockFile::try_existing(&path).unwrap().is_some());
     }
 
     #[test]

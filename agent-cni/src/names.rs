@@ -3,12 +3,11 @@
 use std::net::Ipv4Addr;
 
 use agent_core::mac::MacAddr;
+use agent_datapath::link::HOST_VETH_PREFIX as VETH_PREFIX;
 use sha2::{Digest, Sha256};
 
 use crate::command::Target;
 
-/// What the names of all our host-side interfaces begin with.
-pub(crate) const VETH_PREFIX: &str = "agt";
 /// Hexadecimal digits after it: 15 characters is what Linux allows.
 const VETH_DIGITS: usize = 12;
 

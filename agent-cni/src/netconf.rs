@@ -6,6 +6,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use agent_core::attachment::Mode;
+use agent_datapath::network::ProxyPorts;
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -38,12 +39,23 @@ pub(crate) struct NetConf {
     pub(crate) pin_dir: PathBuf,
     /// Seconds an address rests after DEL.
     pub(crate) cool_down_seconds: u64,
+    /// Where the proxy listens.
+    pub(crate) ports: ProxyPorts,
     /// How traffic is redirected.
-    pub(crate) mode: Mode,
+    pub(crate) mode: Requested,
     /// The addresses and sandboxes of an earlier result, where one was passed.
     pub(crate) prev_result: Option<Value>,
     /// GC: the attachments to keep, where the key was there.
     pub(crate) valid_attachments: Option<Vec<ValidAttachment>>,
+}
+
+/// Which mode the operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Requested {
+    /// Whichever is best on this node.
+    Auto,
+    /// This one.
+    This(Mode),
 }
 
 /// An attachment that GC keeps.
@@ -152,8 +164,8 @@ struct Raw {
     valid_attachments: Option<Vec<ValidAttachment>>,
 }
 
-/// Ports of the proxy. In ebpf mode the proxy's sockets are found through a map and the ports have no effect on the
-/// way of packets; they are checked so that one configuration serves both modes.
+/// Ports of the proxy, which iptables redirects to in iptables-compat mode. In ebpf mode the proxy's sockets are found
+/// through a map and the ports have no effect on the way of packets.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct RawProxy {
@@ -212,6 +224,7 @@ pub(crate) fn parse(stdin: &[u8]) -> Result<NetConf, ConfError> {
         cool_down_seconds: raw
             .cool_down_seconds
             .unwrap_or(agent_core::ipam::DEFAULT_COOLDOWN_SECS),
+        ports: ports(raw.proxy.as_ref()),
         mode: mode(raw.mode.as_deref())?,
         prev_result: raw.prev_result,
         valid_attachments: raw.valid_attachments,
@@ -259,14 +272,21 @@ fn refuse_unsupported(raw: &Raw) -> Result<(), ConfError> {
     Ok(())
 }
 
-fn mode(text: Option<&str>) -> Result<Mode, ConfError> {
+fn ports(proxy: Option<&RawProxy>) -> ProxyPorts {
+    let default = ProxyPorts::default();
+    ProxyPorts {
+        proxy: proxy.and_then(|proxy| proxy.port).unwrap_or(default.proxy),
+        dns: proxy
+            .and_then(|proxy| proxy.dns_port)
+            .unwrap_or(default.dns),
+    }
+}
+
+fn mode(text: Option<&str>) -> Result<Requested, ConfError> {
     match text {
-        None | Some("auto" | "ebpf") => Ok(Mode::Ebpf),
-        Some("iptables-compat") => Err(ConfError::Unsupported {
-            key: "mode",
-            value: "\"iptables-compat\"".into(),
-            why: "this version redirects with eBPF only; write \"ebpf\"",
-        }),
+        None | Some("auto") => Ok(Requested::Auto),
+        Some("ebpf") => Ok(Requested::This(Mode::Ebpf)),
+        Some("iptables-compat") => Ok(Requested::This(Mode::IptablesCompat)),
         Some(other) => Err(ConfError::Invalid(format!(
             "mode \"{}\" is unknown; write auto, ebpf or iptables-compat",
             other.chars().take(40).collect::<String>()

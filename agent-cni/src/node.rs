@@ -9,7 +9,7 @@ use agent_core::{
 use agent_datapath::{
     bridge::Bridge,
     load::{DatapathConfig, Marks},
-    network::{self, MaskedMark, NodeNetwork, ProxyPorts},
+    network::{self, MaskedMark, NodeNetwork},
     pins::Pins,
     plane::Plane,
     routing,
@@ -21,9 +21,12 @@ use crate::{
     choice::{self, ChoiceError},
     clock,
     error::{CniError, Code},
+    lock::LockFile,
     netconf::NetConf,
     state::{StateDir, StateError},
 };
+
+mod switch;
 
 /// Drop events a pod may cause per second; what is above is counted only. Enough to see what a pod tries, too few to
 /// make the node's log its victim.
@@ -38,19 +41,51 @@ pub(crate) struct Node {
     pub(crate) bridge: u32,
     /// What controls its pods' packets.
     pub(crate) plane: Plane,
+    /// Keeps its mode as it is: a pod that is attached in one mode while the node goes to the other would be left
+    /// behind.
+    pub(crate) _mode: Option<LockFile>,
 }
 
-/// Makes the node ready for pods: settles and stores its choices, sets its network up, loads the programs. The same on
-/// every ADD: what is right already is left alone, what is not is mended.
+/// Makes the node ready for pods: settles and stores its choices, sets its network up, loads the programs or writes the
+/// tables. The same on every ADD: what is right already is left alone, what is not is mended. A node that is in the
+/// other mode, or half in it, goes to this one first, with all its pods.
 ///
 /// # Errors
 /// The range cannot be settled, or the kernel refuses a step.
 pub(crate) async fn ensure(conf: &NetConf, dir: &StateDir) -> Result<Node, CniError> {
-    let _lock = dir.lock_node()?;
-    let state = settle(conf, dir).await?;
-    let bridge = network::ensure_node(&network(&state, dir)?).await?;
-    let pins = Pins::new(&conf.pin_dir);
-    let plane = Plane::ensure(state.mode, &pins, &datapath_config(&state)).map_err(|error| {
+    loop {
+        let mode = dir.keep_mode()?;
+        let lock = dir.lock_node()?;
+        let settled = settle(conf, dir).await?;
+        if !switch::is_due(conf, &settled)? {
+            return ready(conf, dir, &settled, mode).await;
+        }
+        // whoever changes the mode must be alone with it
+        drop((lock, mode));
+        let _mode = dir.change_mode()?;
+        let _lock = dir.lock_node()?;
+        let settled = settle(conf, dir).await?;
+        if switch::is_due(conf, &settled)? {
+            switch::run(conf, dir, &settled).await?;
+        }
+    }
+}
+
+async fn ready(
+    conf: &NetConf,
+    dir: &StateDir,
+    settled: &Settled,
+    mode: LockFile,
+) -> Result<Node, CniError> {
+    settled.store(dir)?;
+    let state = settled.chosen.clone();
+    let bridge = network::ensure_node(&network(conf, &state, dir)?).await?;
+    let plane = Plane::ensure(
+        state.mode,
+        &Pins::new(&conf.pin_dir),
+        &datapath_config(&state),
+    )
+    .map_err(|error| {
         datapath_error(
             &format!("set up the {} data path", state.mode.as_str()),
             &error,
@@ -60,10 +95,29 @@ pub(crate) async fn ensure(conf: &NetConf, dir: &StateDir) -> Result<Node, CniEr
         state,
         bridge,
         plane,
+        _mode: Some(mode),
     })
 }
 
-async fn settle(conf: &NetConf, dir: &StateDir) -> Result<NodeState, CniError> {
+/// The node's choices, as they are stored and as they should be.
+#[derive(Debug)]
+struct Settled {
+    stored: Option<NodeState>,
+    chosen: NodeState,
+}
+
+impl Settled {
+    /// Stores what was chosen.
+    fn store(&self, dir: &StateDir) -> Result<(), CniError> {
+        if self.stored.as_ref() != Some(&self.chosen) {
+            dir.save_node(&self.chosen)?;
+        }
+        Ok(())
+    }
+}
+
+/// The one place where a node's choices are made, its mode among them (`choice::choose`).
+async fn settle(conf: &NetConf, dir: &StateDir) -> Result<Settled, CniError> {
     let stored = dir.node()?;
     let keeps = stored.as_ref().is_some_and(|stored| {
         conf.fake_ip_cidr
@@ -86,21 +140,23 @@ async fn settle(conf: &NetConf, dir: &StateDir) -> Result<NodeState, CniError> {
     };
     let name = conf.node_name.clone().unwrap_or_else(host_name);
     let chosen = choice::choose(conf, &name, stored.as_ref(), &in_use, &live)?;
-    if stored.as_ref() != Some(&chosen) {
-        dir.save_node(&chosen)?;
-    }
-    Ok(chosen)
+    Ok(Settled { stored, chosen })
 }
 
 /// The network that belongs to the node's choices.
 ///
 /// # Errors
 /// The choices hold a length that cannot be.
-pub(crate) fn network(state: &NodeState, dir: &StateDir) -> Result<NodeNetwork, CniError> {
+pub(crate) fn network(
+    conf: &NetConf,
+    state: &NodeState,
+    dir: &StateDir,
+) -> Result<NodeNetwork, CniError> {
     let address = Ipv4Net::new(state.gateway, state.fake_ip_cidr.prefix_len())
         .map_err(|error| CniError::from_error(Code::NodeCidr, &error))?;
     Ok(NodeNetwork {
         mode: state.mode,
+        leaving_other: false,
         bridge: Bridge {
             name: state.bridge.clone(),
             mac: state.gateway_mac.octets(),
@@ -115,14 +171,14 @@ pub(crate) fn network(state: &NodeState, dir: &StateDir) -> Result<NodeNetwork, 
             mask: state.marks.service_mask,
         },
         service_cidrs: state.service_cidrs.clone(),
-        ports: ProxyPorts::default(),
+        ports: conf.ports,
         route_table: ROUTE_TABLE,
         rule_pref: RULE_PREFERENCE,
         sysctl_record: dir.sysctl_record(),
     })
 }
 
-fn datapath_config(state: &NodeState) -> DatapathConfig {
+pub(crate) fn datapath_config(state: &NodeState) -> DatapathConfig {
     DatapathConfig {
         gateway: state.gateway,
         gateway_mac: state.gateway_mac.octets(),
@@ -139,7 +195,7 @@ fn datapath_config(state: &NodeState) -> DatapathConfig {
     }
 }
 
-/// The endpoint that the program holds an attachment's packets to.
+/// The endpoint that the data path holds an attachment's packets to.
 pub(crate) fn endpoint(attachment: &Attachment) -> agent_datapath::maps::PodEndpoint {
     agent_datapath::maps::PodEndpoint {
         fake_ip: attachment.fake_ip,

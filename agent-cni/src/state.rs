@@ -130,6 +130,28 @@ impl StateDir {
         LockFile::acquire(&path).map_err(doing("lock", &path))
     }
 
+    /// Keeps the node's mode as it is for as long as the lock is held, together with others who need that.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub(crate) fn keep_mode(&self) -> Result<LockFile, StateError> {
+        let path = self.mode_lock();
+        LockFile::share(&path).map_err(doing("lock", &path))
+    }
+
+    /// Takes the lock under which the node's mode changes, waiting for every ADD that runs.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub(crate) fn change_mode(&self) -> Result<LockFile, StateError> {
+        let path = self.mode_lock();
+        LockFile::acquire(&path).map_err(doing("lock", &path))
+    }
+
+    fn mode_lock(&self) -> PathBuf {
+        self.path.join("mode.lock")
+    }
+
     /// Reads one attachment. A file that cannot be read as one is set aside and counts as none.
     ///
     /// # Errors

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use agent_core::node::NodeState;
+use agent_core::{attachment::Mode, node::NodeState};
 use agent_datapath::{network, pins::Pins, plane::Plane};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::{
     allocate, clock,
     error::{CniError, Code},
-    netconf::NetConf,
+    netconf::{NetConf, Requested},
     node,
     state::StateDir,
 };
@@ -19,7 +19,9 @@ use crate::{
 /// # Errors
 /// Code 50 when it cannot, 51 when pods that are there suffer too; the message says what to do.
 pub(crate) async fn status(conf: &NetConf) -> Result<(), CniError> {
-    bpffs(&conf.pin_dir)?;
+    if conf.mode != Requested::This(Mode::IptablesCompat) {
+        bpffs(&conf.pin_dir)?;
+    }
     let dir = StateDir::open(&conf.state_dir).map_err(|error| unavailable(&error))?;
     dir.probe().map_err(|error| unavailable(&error))?;
     // nothing was ever set up: the first ADD does it
@@ -49,10 +51,14 @@ pub(crate) async fn status(conf: &NetConf) -> Result<(), CniError> {
 }
 
 async fn established(conf: &NetConf, dir: &StateDir, state: &NodeState) -> Result<(), CniError> {
-    network::check_node(&node::network(state, dir)?).await?;
-    Plane::open(state.mode, &Pins::new(&conf.pin_dir))
-        .map(|_| ())
-        .map_err(|error| node::datapath_error("open the data path", &error))
+    network::check_node(&node::network(conf, state, dir)?).await?;
+    Plane::check(
+        state.mode,
+        &Pins::new(&conf.pin_dir),
+        &node::datapath_config(state),
+    )
+    .map(|_| ())
+    .map_err(|error| node::datapath_error("vouch for the data path", &error))
 }
 
 /// The pins' directory, or the nearest one above it that is there, must be on a bpf file system.

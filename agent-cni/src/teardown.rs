@@ -66,6 +66,12 @@ fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32> + 
     for mode in [Mode::Ebpf, Mode::IptablesCompat] {
         match present(mode, &pins) {
             Ok(None) => {}
+            // its chains have the interface's name, whatever index it had
+            Ok(Some(Plane::Compat(compat))) => {
+                if let Err(error) = compat.detach_pod(host_veth) {
+                    tracing::warn!(host_veth, error = %error, "the pod's chains stay");
+                }
+            }
             Ok(Some(plane)) => {
                 for index in indexes.clone() {
                     if let Err(error) = plane.detach_pod(index, host_veth) {

@@ -201,7 +201,7 @@ pub async fn add_port(rtnl: &Rtnl, bridge: u32, port: u32, name: &str) -> Result
         .execute()
         .await
         .doing(|| format!("make {name} a port of the bridge"))?;
-    let mut flags = LinkBridgePort::new(port);
+    let mut flags = LinkBridgePort::new(port).append_info_data(NOTHING_HANDED_UP);
     for flag in port_flags() {
         flags = flags.append_info_data(flag);
     }
@@ -211,6 +211,24 @@ pub async fn add_port(rtnl: &Rtnl, bridge: u32, port: u32, name: &str) -> Result
         .execute()
         .await
         .doing(|| format!("isolate bridge port {name}"))
+}
+
+/// A bridge hands frames to 01:80:c2:00:00:0x up to the node past all rules, unless it is to forward them: then they go
+/// by the same way as all others, to the rules that drop them. Bit 1, for pause frames, may not be set; those it drops.
+const NOTHING_HANDED_UP: InfoBridgePort = InfoBridgePort::GroupFwdMask(0xfffd);
+
+/// Sets on a port what ports of earlier versions are without and the iptables-compat mode needs.
+///
+/// # Errors
+/// `Refused` when the kernel says no.
+pub async fn hand_nothing_up(rtnl: &Rtnl, port: u32, name: &str) -> Result<(), NetError> {
+    let flags = LinkBridgePort::new(port).append_info_data(NOTHING_HANDED_UP);
+    rtnl.handle()
+        .link()
+        .set_port(flags.build())
+        .execute()
+        .await
+        .doing(|| format!("have all frames of bridge port {name} go by the rules"))
 }
 
 /// What a port must be set to. Flooding off means that only frames to an address in the table reach the pod.

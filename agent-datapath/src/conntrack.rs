@@ -26,12 +26,14 @@ const FAMILY_IP: u8 = 2;
 
 // `enum ctattr_type` and what lies below it
 const TUPLE_ORIGINAL: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
 const FILTER_ORIGINAL_FLAGS: u16 = 1;
 const TUPLE_IP: u16 = 1;
 const IP_V4_SOURCE: u16 = 1;
+const IP_V4_DESTINATION: u16 = 2;
 /// `CTA_FILTER_F_CTA_IP_SRC` of the kernel's `nf_internals.h`.
 const FILTER_BY_SOURCE: u32 = 1;
 
@@ -45,6 +47,28 @@ pub fn forget(source: Ipv4Addr) -> Result<usize, NetError> {
         .map_err(|error| NetError::refused(format!("end the connections of {source}"), error))
 }
 
+/// Ends what is tracked between a pod and the proxy, and nothing else of the pod: connections that were redirected to
+/// the gateway, and what the proxy's own packets looked like to a kernel that had not seen the pod's. Both ends then
+/// learn that the connection is over; a Service's connections and kubelet's go on.
+///
+/// # Errors
+/// As [`forget`].
+pub fn forget_proxied(pod: Ipv4Addr, gateway: Ipv4Addr) -> Result<usize, NetError> {
+    let proxied = |socket: &NetfilterSocket| {
+        let mut found = Vec::new();
+        socket.each(&everything(), |entry| {
+            found.extend(Connection::proxied(entry, pod, gateway));
+        })?;
+        Ok(found)
+    };
+    NetfilterSocket::open()
+        .and_then(|socket| {
+            let found = absent_as_none(proxied(&socket))?.unwrap_or_default();
+            end_all(&socket, &found)
+        })
+        .map_err(|error| NetError::refused(format!("end the proxied connections of {pod}"), error))
+}
+
 fn end(source: Ipv4Addr) -> io::Result<usize> {
     let Some(socket) = absent_as_none(NetfilterSocket::open())? else {
         return Ok(0);
@@ -54,8 +78,12 @@ fn end(source: Ipv4Addr) -> io::Result<usize> {
         // never taken for "nothing is tracked" because a kernel does not like the filter
         found = absent_as_none(begun_by(&socket, &everything(), source))?;
     }
+    end_all(&socket, &found.unwrap_or_default())
+}
+
+fn end_all(socket: &NetfilterSocket, connections: &[Connection]) -> io::Result<usize> {
     let mut ended = 0;
-    for connection in found.unwrap_or_default() {
+    for connection in connections {
         match socket.acknowledged(&connection.delete(), 1) {
             Ok(()) => ended += 1,
             // it ended by itself meanwhile
@@ -112,6 +140,23 @@ impl Connection {
             id: attribute(entry, ID).map(<[u8]>::to_vec),
             zone: attribute(entry, ZONE).map(<[u8]>::to_vec),
         })
+    }
+
+    /// Reads an entry; `None` when it is not one between the pod and the proxy.
+    fn proxied(entry: &[u8], pod: Ipv4Addr, gateway: Ipv4Addr) -> Option<Self> {
+        let address = |tuple: u16, kind: u16| {
+            let addresses = attribute(attribute(entry, tuple)?, TUPLE_IP)?;
+            let octets: [u8; 4] = attribute(addresses, kind)?.try_into().ok()?;
+            Some(Ipv4Addr::from(octets))
+        };
+        let from = address(TUPLE_ORIGINAL, IP_V4_SOURCE)?;
+        let to = address(TUPLE_ORIGINAL, IP_V4_DESTINATION)?;
+        let redirected = from == pod && address(TUPLE_REPLY, IP_V4_SOURCE)? == gateway;
+        let in_anothers_name = to == pod && from != gateway;
+        if !redirected && !in_anothers_name {
+            return None;
+        }
+        Self::begun_by(entry, from)
     }
 
     fn delete(&self) -> Vec<u8> {

@@ -1,6 +1,7 @@
-//! Drop events from the kernel.
+//! Drop events from the kernel, in both modes.
 //!
-//! Owns the reading end of the ring buffer. Two readers would take events from each other: one process per node reads.
+//! Owns the reading end of the ring buffer; `nflog` that of the iptables-compat mode. Two readers would take events from
+//! each other: one process per node reads.
 
 use std::{
     io,
@@ -9,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use agent_core::attachment::Mode;
 use agent_ebpf_common::{
     Reason,
     abi::{DropEvent, Ipv4Bytes},
@@ -20,6 +22,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     maps::{self, MapError},
+    nflog::DropLog,
     pins::Pins,
 };
 
@@ -46,7 +49,8 @@ pub struct Drop {
     pub len: u32,
     /// EtherType.
     pub ethertype: u16,
-    /// Events of this pod that were withheld for the rate limit since the last one that was sent.
+    /// Events of this pod that were withheld for the rate limit since the last one that was sent. Always 0 in the
+    /// iptables-compat mode, whose kernel does not tell; the counters know.
     pub suppressed: u32,
 }
 
@@ -61,9 +65,12 @@ pub enum EventsError {
     Map(#[from] MapError),
 }
 
-/// The reading end of the pinned ring buffer.
-pub struct DropEvents {
-    ring: AsyncFd<RingBuf<MapData>>,
+/// The reading end, of either mode.
+pub struct DropEvents(Source);
+
+enum Source {
+    Ring(AsyncFd<RingBuf<MapData>>),
+    Log(DropLog),
 }
 
 impl std::fmt::Debug for DropEvents {
@@ -79,17 +86,28 @@ impl DropEvents {
     ///
     /// # Errors
     /// When the data path is not loaded.
+    pub fn open(pins: &Pins) -> Result<Self, EventsError> {
+        Self::open_mode(Mode::Ebpf, pins)
+    }
+
+    /// As [`Self::open`], of the mode that the node is in. The iptables-compat mode keeps no events while nobody reads.
+    ///
+    /// # Errors
+    /// When the data path is not loaded, or somebody else listens to the group.
     #[expect(
         unsafe_code,
         reason = "tokio can't know that the descriptor outlives the registration"
     )]
-    pub fn open(pins: &Pins) -> Result<Self, EventsError> {
+    pub fn open_mode(mode: Mode, pins: &Pins) -> Result<Self, EventsError> {
+        if mode == Mode::IptablesCompat {
+            let log = DropLog::open().map_err(EventsError::Wait)?;
+            return Ok(Self(Source::Log(log)));
+        }
         let ring: RingBuf<MapData> = maps::open(pins, names::EVENTS)?;
         // SAFETY: the map owns its descriptor, which stays open and the same until `ring` is dropped.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
-        Ok(Self {
-            ring: ring.map_err(|error| EventsError::Wait(error.into()))?,
-        })
+        let ring = ring.map_err(|error| EventsError::Wait(error.into()))?;
+        Ok(Self(Source::Ring(ring)))
     }
 
     /// Waits for the next event. Cancel safe: no event is lost.
@@ -97,8 +115,12 @@ impl DropEvents {
     /// # Errors
     /// When the runtime can't wait on the ring buffer.
     pub async fn next(&mut self) -> Result<Drop, EventsError> {
+        let ring = match &mut self.0 {
+            Source::Ring(ring) => ring,
+            Source::Log(log) => return log.next().await.map_err(EventsError::Wait),
+        };
         loop {
-            let mut guard = self.ring.readable_mut().await.map_err(EventsError::Wait)?;
+            let mut guard = ring.readable_mut().await.map_err(EventsError::Wait)?;
             while let Some(item) = guard.get_inner_mut().next() {
                 // something of a newer program's, whose meaning is not known here, is skipped
                 if let Some(drop) = parse(&item, now(), since_boot()) {

@@ -28,6 +28,9 @@ use crate::{
     sysctl,
 };
 
+/// What the names of all our host-side interfaces begin with.
+pub const HOST_VETH_PREFIX: &str = "agt";
+
 /// A veth pair to create.
 #[derive(Debug)]
 pub struct PodLink<'a> {

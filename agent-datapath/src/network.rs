@@ -1,7 +1,8 @@
-//! The node's own part of the network, in one place: bridge, settings, policy route and nftables table.
+//! The node's own part of the network, in one place: bridge, settings, nftables table, and what the mode needs besides:
+//! the policy route of ebpf, the iptables rules of iptables-compat.
 //!
-//! Set up as a whole, compared as a whole, taken down as a whole. A pod's part is in `link` and `bridge`; programs and
-//! maps are not here at all.
+//! Set up as a whole, compared as a whole, taken down as a whole. A pod's part is in `link` and `bridge`; what controls
+//! pods' packets is [`crate::plane`]'s.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,12 @@ use ipnet::Ipv4Net;
 use crate::{
     bridge::{self, Bridge},
     error::NetError,
-    link, nft,
+    iptables, link,
+    nft::{
+        self,
+        ruleset::{self, Parts},
+        value::Family,
+    },
     routing::PolicyRoute,
     rtnl::Rtnl,
     sysctl,
@@ -49,6 +55,8 @@ impl Default for ProxyPorts {
 pub struct NodeNetwork {
     /// How pods' traffic is redirected.
     pub mode: Mode,
+    /// Whether the node is on its way from the other mode, whose parts pods may still need.
+    pub leaving_other: bool,
     /// The bridge with its MAC and the gateway address; its network is the pool of Fake IPs.
     pub bridge: Bridge,
     /// The mark of packets for the proxy.
@@ -80,7 +88,8 @@ impl NodeNetwork {
 }
 
 /// Sets the node's network up in the calling thread's network namespace and answers the bridge's ifindex. What is
-/// right already is left alone; what is not is mended, the bridge's address included.
+/// right already is left alone; what is not is mended, the bridge's address included. Parts of the other mode stay:
+/// [`leave_mode`] removes them.
 ///
 /// The rules come before the bridge is up: at no instant can a pod's packet meet a node without them.
 ///
@@ -88,7 +97,10 @@ impl NodeNetwork {
 /// The first step that failed. What was done stays: it is the same on the next try, and closed without the rest.
 pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
     let rtnl = Rtnl::connect()?;
-    nft::ensure(&nft::ruleset::table(node))?;
+    nft::ensure(&ruleset::table(node, parts(node)?))?;
+    if node.mode == Mode::IptablesCompat {
+        report(&iptables::ensure(node)?);
+    }
     let index = bridge::ensure(&rtnl, &node.bridge).await?;
     sysctl::ensure(
         &sysctl::node_settings(&node.bridge.name),
@@ -96,7 +108,9 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
     )?;
     // a local route on a loopback that is down leads nowhere
     link::ensure_up(&rtnl, "lo").await?;
-    node.policy_route().ensure(&rtnl).await?;
+    if node.mode == Mode::Ebpf {
+        node.policy_route().ensure(&rtnl).await?;
+    }
     bridge::up(&rtnl, &node.bridge, index).await?;
     Ok(index)
 }
@@ -109,12 +123,37 @@ pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
     let rtnl = Rtnl::connect()?;
     let index = bridge::check(&rtnl, &node.bridge).await?;
     sysctl::check(&sysctl::node_settings(&node.bridge.name))?;
-    node.policy_route().check(&rtnl).await?;
-    nft::check(&nft::ruleset::table(node))?;
+    match node.mode {
+        Mode::Ebpf => node.policy_route().check(&rtnl).await?,
+        Mode::IptablesCompat => iptables::check(node).map(|_| ())?,
+    }
+    nft::check(&ruleset::table(node, parts(node)?))?;
     Ok(index)
 }
 
-/// Takes everything down that [`ensure_node`] made; what is gone already is fine. Goes on after errors.
+/// Removes what only the other mode needs, once no pod does any more. Fine when it is gone already.
+///
+/// # Errors
+/// `Several`, with all that did not work.
+pub async fn leave_mode(node: &NodeNetwork) -> Result<(), NetError> {
+    let alone = NodeNetwork {
+        leaving_other: false,
+        ..node.clone()
+    };
+    let mut errors = Vec::new();
+    match node.mode {
+        Mode::Ebpf => errors.extend(iptables::remove().err()),
+        Mode::IptablesCompat => {
+            let rtnl = Rtnl::connect()?;
+            errors.extend(node.policy_route().remove(&rtnl).await.err());
+        }
+    }
+    let table = parts(&alone).map(|parts| ruleset::table(&alone, parts));
+    errors.extend(table.and_then(|table| nft::ensure(&table)).err());
+    all(errors)
+}
+
+/// Takes everything down that [`ensure_node`] made, in either mode; what is gone already is fine. Goes on after errors.
 ///
 /// # Errors
 /// `Several`, with all that did not work.
@@ -124,9 +163,42 @@ pub async fn remove_node(node: &NodeNetwork) -> Result<(), NetError> {
     let mut errors = Vec::new();
     errors.extend(link::delete_link(&rtnl, &node.bridge.name).await.err());
     errors.extend(node.policy_route().remove(&rtnl).await.err());
-    errors.extend(nft::remove(nft::ruleset::TABLE).err());
+    errors.extend(iptables::remove().err());
+    errors.extend(nft::remove(Family::Ip, ruleset::TABLE).err());
     let settings = sysctl::node_settings(&node.bridge.name);
     errors.extend(sysctl::restore(&settings, &node.sysctl_record).err());
+    all(errors)
+}
+
+/// What the table `ip agent_network` must have now.
+fn parts(node: &NodeNetwork) -> Result<Parts, NetError> {
+    let has = |mode| node.mode == mode || node.leaving_other;
+    let compat = has(Mode::IptablesCompat);
+    Ok(Parts {
+        ebpf: has(Mode::Ebpf),
+        compat,
+        early: compat && nft::others_translate(ruleset::TABLE)?,
+    })
+}
+
+fn report(ensured: &iptables::Ensured) {
+    if ensured.choice.both_in_use {
+        tracing::debug!(
+            backend = ensured.choice.backend.name(),
+            "both iptables-nft and iptables-legacy are in use on this node"
+        );
+    }
+    if !ensured.mended.is_empty() {
+        tracing::info!(
+            backend = ensured.choice.backend.name(),
+            why = ?ensured.choice.why,
+            changes = ensured.mended.join(", "),
+            "iptables rules written"
+        );
+    }
+}
+
+fn all(errors: Vec<NetError>) -> Result<(), NetError> {
     if errors.is_empty() {
         Ok(())
     } else {

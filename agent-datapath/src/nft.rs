@@ -1,14 +1,15 @@
-//! The nftables table `ip agent_network`, written and compared by netlink.
+//! Our nftables tables, written and compared by netlink.
 //!
-//! - [`value`]: tables, chains and rules as plain values; [`ruleset`] makes ours.
-//! - `encode`: values to bytes; `socket`: bytes to the kernel.
+//! - [`value`]: tables, sets, chains and rules as plain values; [`ruleset`] makes the table `ip agent_network`.
+//! - `encode`: values to bytes; `socket`: bytes to the kernel; `read`: what the kernel has.
 //!
-//! The table is replaced as a whole in one transaction, so at no instant is there half of it. Each rule's comment
+//! A table is replaced as a whole in one transaction, so at no instant is there half of it. Each rule's comment
 //! carries a hash of the table, so that looking is enough to know that nothing has to be written.
 
 use std::io;
 
 pub(crate) mod encode;
+pub(crate) mod read;
 pub mod ruleset;
 pub(crate) mod socket;
 pub mod value;
@@ -16,7 +17,7 @@ pub mod value;
 use self::{
     encode::Message,
     socket::{NetfilterSocket, attribute},
-    value::{Chain, Table},
+    value::{Chain, Family, SetKind, Table},
 };
 use crate::error::NetError;
 
@@ -31,7 +32,7 @@ pub fn ensure(table: &Table) -> Result<(), NetError> {
     }
     socket.commit(&encode::replace(table)).map_err(|source| {
         NetError::refused(
-            format!("write nftables table ip {}", table.name),
+            format!("write {}", title(table.family, table.name)),
             explain(source),
         )
     })
@@ -45,7 +46,7 @@ pub fn check(table: &Table) -> Result<(), NetError> {
     match difference(&open()?, table)? {
         None => Ok(()),
         Some(found) => Err(NetError::differs(
-            format!("nftables table ip {}", table.name),
+            title(table.family, table.name),
             found,
             "ours",
         )),
@@ -56,111 +57,186 @@ pub fn check(table: &Table) -> Result<(), NetError> {
 ///
 /// # Errors
 /// `Refused` when the kernel says no.
-pub fn remove(name: &str) -> Result<(), NetError> {
-    match open()?.commit(&encode::delete(name)) {
-        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(NetError::refused(
-            format!("remove nftables table ip {name}"),
+pub fn remove(family: Family, name: &'static str) -> Result<(), NetError> {
+    match open()?.commit(&encode::delete(family, name)) {
+        Err(error) if !is_absent(&error) => Err(NetError::refused(
+            format!("remove {}", title(family, name)),
             error,
         )),
         _ => Ok(()),
     }
 }
 
-fn open() -> Result<NetfilterSocket, NetError> {
+/// A table for a message.
+pub(crate) fn title(family: Family, name: &str) -> String {
+    format!("nftables table {} {name}", family.name())
+}
+
+/// Whether a chain of another table than `ours` translates destinations before routing, no later than iptables does.
+///
+/// # Errors
+/// `Refused` when the kernel cannot be asked.
+pub fn others_translate(ours: &str) -> Result<bool, NetError> {
+    read::others_translate(&open()?, ours)
+        .map_err(|source| NetError::refused("list the chains of nftables", explain(source)))
+}
+
+pub(crate) fn open() -> Result<NetfilterSocket, NetError> {
     NetfilterSocket::open().map_err(|source| NetError::refused("open a netfilter socket", source))
 }
 
-/// What is not as it should be, or `None`. Chains are asked for by name and rules by table, so that the cost does not
-/// grow with what others have in nftables.
-fn difference(socket: &NetfilterSocket, table: &Table) -> Result<Option<String>, NetError> {
-    let asking = |source| {
-        NetError::refused(
-            format!("read nftables table ip {}", table.name),
-            explain(source),
-        )
-    };
-    let question = encode::get(
-        Message::GetTable,
-        false,
-        &[(encode::TABLE_NAME, table.name)],
-    );
-    let Some(found) = absent_as_none(socket.one(&question)).map_err(asking)? else {
-        return Ok(Some("missing".into()));
-    };
-    if attribute(&found, encode::TABLE_FLAGS).is_some_and(|flags| flags != [0; 4]) {
-        return Ok(Some("switched off (flags set)".into()));
+/// What is not as it should be, or `None`. Everything is asked for by name, so that the cost does not grow with what
+/// others have in nftables, nor with chains of the table that are not in `table`.
+pub(crate) fn difference(
+    socket: &NetfilterSocket,
+    table: &Table,
+) -> Result<Option<String>, NetError> {
+    let found = structure_difference(socket, table)?;
+    if found.is_some() {
+        return Ok(found);
     }
-    for chain in &table.chains {
-        let question = encode::get(
-            Message::GetChain,
-            false,
-            &[
-                (encode::CHAIN_TABLE, table.name),
-                (encode::CHAIN_NAME, chain.name),
-            ],
-        );
-        let found = absent_as_none(socket.one(&question)).map_err(asking)?;
-        if !found.is_some_and(|found| is_chain(&found, chain)) {
-            return Ok(Some(format!(
-                "without chain {} as it should be",
-                chain.name
-            )));
-        }
-    }
-    let question = encode::get(Message::GetRule, true, &[(encode::RULE_TABLE, table.name)]);
-    let rules = socket.all(&question).map_err(asking)?;
-    let generation = encode::generation(table);
-    for chain in &table.chains {
-        let wanted = chain
-            .rules
-            .iter()
-            .map(|rule| encode::userdata(rule, generation));
-        let found = rules
-            .iter()
-            .filter(|rule| {
-                text(rule, encode::RULE_TABLE) == Some(table.name)
-                    && text(rule, encode::RULE_CHAIN) == Some(chain.name)
-            })
-            .map(|rule| attribute(rule, encode::RULE_USERDATA).unwrap_or_default());
-        if !wanted.eq(found) {
-            return Ok(Some(format!("with other rules in chain {}", chain.name)));
+    let settings = table
+        .sets
+        .iter()
+        .filter(|set| matches!(set.kind, SetKind::Keys | SetKind::Ranges));
+    for set in settings {
+        let found =
+            read::elements(socket, table.family, table.name, set.name).map_err(asking(table))?;
+        if found != set.elements.iter().cloned().collect() {
+            return Ok(Some(format!("with other elements in set {}", set.name)));
         }
     }
     Ok(None)
 }
 
-fn is_chain(found: &[u8], chain: &Chain) -> bool {
-    let Some(hook) = attribute(found, encode::CHAIN_HOOK) else {
-        return false;
+/// As [`difference`], without the elements of sets.
+pub(crate) fn structure_difference(
+    socket: &NetfilterSocket,
+    table: &Table,
+) -> Result<Option<String>, NetError> {
+    let question = encode::get(
+        Message::GetTable,
+        false,
+        table.family,
+        &[(encode::TABLE_NAME, table.name)],
+    );
+    let Some(found) = absent_as_none(socket.one(&question)).map_err(asking(table))? else {
+        return Ok(Some("missing".into()));
     };
-    attribute(hook, encode::HOOK_NUMBER) == Some(&(chain.hook as u32).to_be_bytes())
-        && attribute(hook, encode::HOOK_PRIORITY) == Some(&chain.priority.to_be_bytes())
-        && text(found, encode::CHAIN_TYPE) == Some(chain.kind.name())
+    if attribute(&found, encode::TABLE_FLAGS).is_some_and(|flags| flags != [0; 4]) {
+        return Ok(Some("switched off (flags set)".into()));
+    }
+    for set in &table.sets {
+        let question = encode::get(
+            Message::GetSet,
+            false,
+            table.family,
+            &[
+                (encode::SET_TABLE, table.name),
+                (encode::SET_NAME, set.name),
+            ],
+        );
+        if absent_as_none(socket.one(&question))
+            .map_err(asking(table))?
+            .is_none()
+        {
+            return Ok(Some(format!("without set {}", set.name)));
+        }
+    }
+    let generation = encode::generation(table);
+    for chain in &table.chains {
+        let found = chain_difference(socket, table.family, table.name, chain, generation)
+            .map_err(asking(table))?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
 }
 
-fn text(object: &[u8], kind: u16) -> Option<&str> {
+fn asking(table: &Table) -> impl Fn(io::Error) -> NetError + use<> {
+    let title = title(table.family, table.name);
+    move |source| NetError::refused(format!("read {title}"), explain(source))
+}
+
+/// As [`difference`], of one chain.
+pub(crate) fn chain_difference(
+    socket: &NetfilterSocket,
+    family: Family,
+    table: &str,
+    chain: &Chain,
+    generation: u64,
+) -> io::Result<Option<String>> {
+    let question = encode::get(
+        Message::GetChain,
+        false,
+        family,
+        &[
+            (encode::CHAIN_TABLE, table),
+            (encode::CHAIN_NAME, &chain.name),
+        ],
+    );
+    let found = absent_as_none(socket.one(&question))?;
+    if !found.is_some_and(|found| is_chain(&found, chain)) {
+        return Ok(Some(format!(
+            "without chain {} as it should be",
+            chain.name
+        )));
+    }
+    let found = read::rules(socket, family, table, Some(&chain.name))?;
+    let wanted = chain
+        .rules
+        .iter()
+        .map(|rule| encode::userdata(rule, generation));
+    if !wanted.eq(found.iter().map(|rule| rule.userdata.as_slice())) {
+        return Ok(Some(format!("with other rules in chain {}", chain.name)));
+    }
+    Ok(None)
+}
+
+fn is_chain(found: &[u8], chain: &Chain) -> bool {
+    match (attribute(found, encode::CHAIN_HOOK), &chain.base) {
+        (None, None) => true,
+        (Some(hook), Some(base)) => {
+            attribute(hook, encode::HOOK_NUMBER) == Some(&(base.hook as u32).to_be_bytes())
+                && attribute(hook, encode::HOOK_PRIORITY) == Some(&base.priority.to_be_bytes())
+                && text(found, encode::CHAIN_TYPE) == Some(base.kind.name())
+        }
+        _ => false,
+    }
+}
+
+pub(crate) fn text(object: &[u8], kind: u16) -> Option<&str> {
     std::str::from_utf8(attribute(object, kind)?)
         .ok()
         .map(|text| text.trim_end_matches('\0'))
 }
 
-fn absent_as_none(answer: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn absent_as_none<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) if is_absent(&error) => Ok(None),
         other => other.map(Some),
     }
 }
 
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOENT)
+}
+
 /// Says what a kernel without nftables means by its error number.
-fn explain(error: io::Error) -> io::Error {
+pub(crate) fn explain(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => io::Error::new(
             error.kind(),
-            format!("{error}; the kernel needs nf_tables with nat, ct and masquerade support"),
+            format!(
+                "{error}; the kernel needs nf_tables with nat, ct, masquerade and bridge support"
+            ),
         ),
         _ => error,
     }
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use agent_core::attachment::Mode;
 
 use crate::{
     attach::{AttachError, CheckError},
-    compat::Compat,
+    compat::{Compat, HostPod},
     error::NetError,
     load::{Datapath, DatapathConfig, LoadError},
     maps::{CounterRow, MapError, PodEndpoint},
@@ -70,6 +70,36 @@ impl Plane {
         })
     }
 
+    /// As [`Self::ensure`], with these pods attached, in this mode, from the first packet on: what takes a node's pods
+    /// over from the other mode.
+    ///
+    /// # Errors
+    /// As [`Self::ensure`], and when a pod cannot be attached. A pod whose interface is gone is passed over.
+    pub fn take_over(
+        mode: Mode,
+        pins: &Pins,
+        config: &DatapathConfig,
+        pods: &[HostPod],
+    ) -> Result<Self, PlaneError> {
+        let is_there =
+            |pod: &&HostPod| nix::net::if_::if_nametoindex(pod.ifname.as_str()) == Ok(pod.ifindex);
+        let plane = match mode {
+            Mode::Ebpf => Self::ensure(mode, pins, config)?,
+            Mode::IptablesCompat => {
+                let there: Vec<HostPod> = pods.iter().filter(is_there).cloned().collect();
+                Self::Compat(Compat::ensure_with(config, &there)?)
+            }
+        };
+        for pod in pods.iter().filter(is_there) {
+            match plane.attach_pod(&pod.ifname, pod.ifindex, &pod.endpoint) {
+                // it went meanwhile
+                Err(_) if !is_there(&pod) => {}
+                other => other?,
+            }
+        }
+        Ok(plane)
+    }
+
     /// Opens what is there, and changes nothing.
     ///
     /// # Errors
@@ -79,6 +109,18 @@ impl Plane {
             Mode::Ebpf => Self::Ebpf(Datapath::open(pins)?),
             Mode::IptablesCompat => Self::Compat(Compat::open()?),
         })
+    }
+
+    /// As [`Self::open`], and compares what all pods share with what `config` says.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and for the first difference.
+    pub fn check(mode: Mode, pins: &Pins, config: &DatapathConfig) -> Result<Self, PlaneError> {
+        let plane = Self::open(mode, pins)?;
+        if matches!(plane, Self::Compat(_)) {
+            Compat::check(config)?;
+        }
+        Ok(plane)
     }
 
     /// Whether anything of this mode is there, whole or not.

@@ -23,6 +23,7 @@ use nix::sched::{CloneFlags, unshare};
 fn node(record: PathBuf) -> NodeNetwork {
     NodeNetwork {
         mode: agent_core::attachment::Mode::Ebpf,
+        leaving_other: false,
         service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
         ports: agent_datapath::network::ProxyPorts::default(),
         bridge: Bridge {

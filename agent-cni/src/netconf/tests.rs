@@ -15,7 +15,8 @@ fn a_minimal_configuration_gets_the_defaults() {
     assert_eq!(conf.version, SpecVersion::V1_1_0);
     assert_eq!(conf.state_dir, PathBuf::from(DEFAULT_STATE_DIR));
     assert_eq!(conf.cool_down_seconds, 60);
-    assert_eq!(conf.mode, Mode::Ebpf);
+    assert_eq!(conf.mode, Requested::Auto);
+    assert_eq!(conf.ports, ProxyPorts::default());
     assert!(conf.service_cidrs.is_empty() && conf.fake_ip_cidr.is_none());
 }
 
@@ -56,12 +57,21 @@ fn what_cannot_be_honoured_names_key_and_value() {
             r#", "ipam": {"type": "host-local"}"#,
             r#""ipam": {"type":"host-local"}"#,
         ),
-        (r#", "mode": "iptables-compat""#, "\"mode\""),
     ] {
         let error = with(extra).unwrap_err();
         assert!(matches!(error, ConfError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains(says), "{error}");
     }
+}
+
+#[test]
+fn mode_and_ports_are_read() {
+    let conf = with(r#", "mode": "iptables-compat", "proxy": {"port": 1, "dnsPort": 2}"#).unwrap();
+    assert_eq!(conf.mode, Requested::This(Mode::IptablesCompat));
+    assert_eq!(conf.ports, ProxyPorts { proxy: 1, dns: 2 });
+    let conf = with(r#", "mode": "ebpf""#).unwrap();
+    assert_eq!(conf.mode, Requested::This(Mode::Ebpf));
+    assert_eq!(with(r#", "mode": "auto""#).unwrap().mode, Requested::Auto);
 }
 
 #[test]

@@ -1,9 +1,14 @@
-//! Values to netlink bytes: attributes, expressions, and the batch that replaces a table in one transaction.
+//! Values to netlink bytes: attributes, objects, and the batches that are one transaction each.
 //!
-//! Attribute numbers are from `linux/netfilter/nf_tables.h`. Integers in attributes are big-endian; what a register
-//! is compared with is in the order the packet or the kernel has it.
+//! Attribute numbers are from `linux/netfilter/nf_tables.h`. Integers in attributes are big-endian. Expressions are
+//! `encode::expression`'s.
 
-use super::value::{Chain, Expr, Meta, Rule, Table};
+use super::value::{Chain, Element, Family, Rule, Set, SetKind, Table};
+
+mod expression;
+
+pub(crate) use expression::{COUNTER_BYTES, COUNTER_PACKETS, VERDICT_CHAIN};
+use expression::{VERDICT_GOTO, chain_verdict, expressions};
 
 pub(super) const NLM_F_REQUEST: u16 = 0x1;
 pub(crate) const NLM_F_ACK: u16 = 0x4;
@@ -13,51 +18,80 @@ const NLM_F_APPEND: u16 = 0x800;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
+/// `NFNL_BATCH_GENID`.
+const BATCH_GENERATION: u16 = 1;
 const SUBSYSTEM: u16 = 10;
-const FAMILY_IP: u8 = 2;
 
 /// Message kinds, by `enum nf_tables_msg_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub(super) enum Message {
+pub(crate) enum Message {
     NewTable = 0,
     GetTable = 1,
     DelTable = 2,
     NewChain = 3,
     GetChain = 4,
+    DelChain = 5,
     NewRule = 6,
     GetRule = 7,
+    DelRule = 8,
+    NewSet = 9,
+    GetSet = 10,
+    NewElements = 12,
+    GetElements = 13,
+    DelElements = 14,
+    GetGeneration = 16,
 }
 
-pub(super) const TABLE_NAME: u16 = 1;
-pub(super) const TABLE_FLAGS: u16 = 2;
-pub(super) const CHAIN_TABLE: u16 = 1;
-pub(super) const CHAIN_NAME: u16 = 3;
-pub(super) const CHAIN_HOOK: u16 = 4;
+pub(crate) const TABLE_NAME: u16 = 1;
+pub(crate) const TABLE_FLAGS: u16 = 2;
+pub(crate) const CHAIN_TABLE: u16 = 1;
+pub(crate) const CHAIN_NAME: u16 = 3;
+pub(crate) const CHAIN_HOOK: u16 = 4;
 const CHAIN_POLICY: u16 = 5;
-pub(super) const CHAIN_TYPE: u16 = 7;
-pub(super) const HOOK_NUMBER: u16 = 1;
-pub(super) const HOOK_PRIORITY: u16 = 2;
-pub(super) const RULE_TABLE: u16 = 1;
-pub(super) const RULE_CHAIN: u16 = 2;
-const RULE_EXPRESSIONS: u16 = 4;
-pub(super) const RULE_USERDATA: u16 = 7;
-const LIST_ELEMENT: u16 = 1;
-const EXPR_NAME: u16 = 1;
-const EXPR_DATA: u16 = 2;
-const DATA_VALUE: u16 = 1;
-const DATA_VERDICT: u16 = 2;
-const VERDICT_CODE: u16 = 1;
+pub(crate) const CHAIN_TYPE: u16 = 7;
+pub(crate) const HOOK_NUMBER: u16 = 1;
+pub(crate) const HOOK_PRIORITY: u16 = 2;
+pub(crate) const RULE_TABLE: u16 = 1;
+pub(crate) const RULE_CHAIN: u16 = 2;
+pub(crate) const RULE_EXPRESSIONS: u16 = 4;
+pub(crate) const RULE_USERDATA: u16 = 7;
+pub(crate) const LIST_ELEMENT: u16 = 1;
+pub(crate) const EXPR_NAME: u16 = 1;
+pub(crate) const EXPR_DATA: u16 = 2;
+pub(super) const SET_TABLE: u16 = 1;
+pub(super) const SET_NAME: u16 = 2;
+const SET_FLAGS: u16 = 3;
+const SET_KEY_TYPE: u16 = 4;
+const SET_KEY_LENGTH: u16 = 5;
+const SET_DATA_TYPE: u16 = 6;
+const SET_DESCRIPTION: u16 = 9;
+const SET_DESCRIPTION_SIZE: u16 = 1;
+const SET_ID: u16 = 10;
+const SET_TIMEOUT: u16 = 11;
+const SET_INTERVAL: u32 = 0x4;
+const SET_MAP: u32 = 0x8;
+const SET_TIMEOUTS: u32 = 0x10;
+const SET_EVAL: u32 = 0x20;
+/// `NFT_DATA_VERDICT`.
+const DATA_TYPE_VERDICT: u32 = 0xffff_ff00;
+pub(crate) const ELEMENTS_TABLE: u16 = 1;
+pub(crate) const ELEMENTS_SET: u16 = 2;
+pub(crate) const ELEMENTS: u16 = 3;
+pub(crate) const ELEMENT_KEY: u16 = 1;
+pub(crate) const ELEMENT_DATA: u16 = 2;
+pub(crate) const ELEMENT_FLAGS: u16 = 3;
+/// `NFT_SET_ELEM_INTERVAL_END`.
+pub(crate) const ELEMENT_ENDS_RANGE: u32 = 1;
+pub(crate) const DATA_VALUE: u16 = 1;
+pub(crate) const DATA_VERDICT: u16 = 2;
 const NESTED: u16 = 0x8000;
 
-const REGISTER_VERDICT: u32 = 0;
-const REGISTER_1: u32 = 1;
-const NF_DROP: u32 = 0;
 const NF_ACCEPT: u32 = 1;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: what kube-proxy uses too; sequential ports collide under load.
-const RANDOM_FULLY: u32 = 1 << 4;
 /// `UDATA_TYPE_COMMENT`, as libnftnl writes and nft shows it.
 const USERDATA_COMMENT: u8 = 0;
+/// Elements in one message; an attribute holds at most 64 KiB.
+const ELEMENTS_PER_MESSAGE: usize = 512;
 
 /// Attributes, one after the other, each padded to four bytes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -65,7 +99,7 @@ pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
     pub(crate) fn push(mut self, kind: u16, value: &[u8]) -> Self {
-        // an attribute is at most a rule: far below 64 KiB
+        // an attribute is at most a rule, or as many elements as are put into a message: far below 64 KiB
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.0.extend_from_slice(&length.to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
@@ -74,11 +108,19 @@ impl Attributes {
         self
     }
 
-    fn u32(self, kind: u16, value: u32) -> Self {
+    pub(crate) fn u16(self, kind: u16, value: u16) -> Self {
         self.push(kind, &value.to_be_bytes())
     }
 
-    pub(super) fn text(self, kind: u16, value: &str) -> Self {
+    pub(crate) fn u32(self, kind: u16, value: u32) -> Self {
+        self.push(kind, &value.to_be_bytes())
+    }
+
+    pub(crate) fn u64(self, kind: u16, value: u64) -> Self {
+        self.push(kind, &value.to_be_bytes())
+    }
+
+    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.push(kind, &bytes)
@@ -98,7 +140,7 @@ impl Attributes {
     }
 }
 
-fn attributes() -> Attributes {
+pub(super) fn attributes() -> Attributes {
     Attributes::default()
 }
 
@@ -107,13 +149,14 @@ pub(super) fn message(
     kind: Message,
     flags: u16,
     sequence: u32,
+    family: Family,
     attributes: &Attributes,
 ) -> Vec<u8> {
     framed(
         (SUBSYSTEM << 8) | kind as u16,
         flags,
         sequence,
-        FAMILY_IP,
+        family as u8,
         0,
         &attributes.0,
     )
@@ -148,26 +191,39 @@ pub(crate) struct Batch {
     pub(super) bytes: Vec<u8>,
     pub(super) acknowledgements: usize,
     sequence: u32,
+    family: Family,
+    table: &'static str,
 }
 
 impl Batch {
-    fn begin() -> Self {
-        let bytes = framed(NFNL_MSG_BATCH_BEGIN, 0, 0, 0, SUBSYSTEM, &[]);
+    /// A transaction on a table. With a generation of the ruleset (as the kernel counts it), the transaction fails with
+    /// ERESTART when anything has changed in nftables since.
+    pub(crate) fn begin(family: Family, table: &'static str, generation: Option<u32>) -> Self {
+        let guard = generation.map_or_else(attributes, |generation| {
+            attributes().u32(BATCH_GENERATION, generation)
+        });
         Self {
-            bytes,
+            bytes: framed(NFNL_MSG_BATCH_BEGIN, 0, 0, 0, SUBSYSTEM, guard.bytes()),
             acknowledgements: 0,
             sequence: 0,
+            family,
+            table,
         }
     }
 
     fn add(&mut self, kind: Message, flags: u16, attributes: &Attributes) {
         self.sequence += 1;
         self.acknowledgements += 1;
-        self.bytes
-            .extend(message(kind, flags | NLM_F_ACK, self.sequence, attributes));
+        self.bytes.extend(message(
+            kind,
+            flags | NLM_F_ACK,
+            self.sequence,
+            self.family,
+            attributes,
+        ));
     }
 
-    fn end(mut self) -> Self {
+    pub(crate) fn end(mut self) -> Self {
         self.bytes.extend(framed(
             NFNL_MSG_BATCH_END,
             0,
@@ -178,69 +234,204 @@ impl Batch {
         ));
         self
     }
+
+    pub(crate) fn add_table(&mut self) {
+        let table = attributes().text(TABLE_NAME, self.table);
+        self.add(Message::NewTable, NLM_F_CREATE, &table.u32(TABLE_FLAGS, 0));
+    }
+
+    /// Fails with ENOENT when there is none.
+    pub(crate) fn delete_table(&mut self) {
+        let table = attributes().text(TABLE_NAME, self.table);
+        self.add(Message::DelTable, 0, &table);
+    }
+
+    pub(crate) fn add_chain(&mut self, chain: &Chain) {
+        let chain = chain_attributes(self.table, chain);
+        self.add(Message::NewChain, NLM_F_CREATE, &chain);
+    }
+
+    pub(crate) fn add_rules(&mut self, chain: &Chain, generation: u64) {
+        for rule in &chain.rules {
+            let encoded = attributes()
+                .text(RULE_TABLE, self.table)
+                .text(RULE_CHAIN, &chain.name)
+                .nested(RULE_EXPRESSIONS, &expressions(rule))
+                .push(RULE_USERDATA, &userdata(rule, generation));
+            self.add(Message::NewRule, NLM_F_CREATE | NLM_F_APPEND, &encoded);
+        }
+    }
+
+    /// Removes the chain's rules, and keeps the chain.
+    pub(crate) fn flush_chain(&mut self, name: &str) {
+        let chain = attributes()
+            .text(RULE_TABLE, self.table)
+            .text(RULE_CHAIN, name);
+        self.add(Message::DelRule, 0, &chain);
+    }
+
+    /// Fails with EBUSY while anything leads to it.
+    pub(crate) fn delete_chain(&mut self, name: &str) {
+        let chain = attributes()
+            .text(CHAIN_TABLE, self.table)
+            .text(CHAIN_NAME, name);
+        self.add(Message::DelChain, 0, &chain);
+    }
+
+    pub(crate) fn add_set(&mut self, set: &Set) {
+        // numbers of sets matter within a transaction only, where the messages' own are unique
+        let set = set_attributes(self.table, set).u32(SET_ID, self.sequence + 1);
+        self.add(Message::NewSet, NLM_F_CREATE, &set);
+    }
+
+    pub(crate) fn add_elements(&mut self, set: &str, elements: &[Element]) {
+        for part in elements.chunks(ELEMENTS_PER_MESSAGE) {
+            let list = part.iter().fold(attributes(), |list, element| {
+                let mut encoded = key(&element.key);
+                if element.end {
+                    encoded = encoded.u32(ELEMENT_FLAGS, ELEMENT_ENDS_RANGE);
+                }
+                list.nested(LIST_ELEMENT, &encoded)
+            });
+            self.change_elements(Message::NewElements, NLM_F_CREATE, set, Some(&list));
+        }
+    }
+
+    pub(crate) fn flush_elements(&mut self, set: &str) {
+        self.change_elements(Message::DelElements, 0, set, None);
+    }
+
+    /// Makes a map of verdicts lead from a key to a chain.
+    pub(crate) fn add_goto(&mut self, map: &str, from: &[u8], chain: &str) {
+        let verdict = attributes().nested(DATA_VERDICT, &chain_verdict(VERDICT_GOTO, chain));
+        let element = key(from).nested(ELEMENT_DATA, &verdict);
+        let list = attributes().nested(LIST_ELEMENT, &element);
+        self.change_elements(Message::NewElements, NLM_F_CREATE, map, Some(&list));
+    }
+
+    pub(crate) fn delete_key(&mut self, set: &str, from: &[u8]) {
+        let list = attributes().nested(LIST_ELEMENT, &key(from));
+        self.change_elements(Message::DelElements, 0, set, Some(&list));
+    }
+
+    fn change_elements(&mut self, kind: Message, flags: u16, set: &str, list: Option<&Attributes>) {
+        let mut change = attributes()
+            .text(ELEMENTS_TABLE, self.table)
+            .text(ELEMENTS_SET, set);
+        if let Some(list) = list {
+            change = change.nested(ELEMENTS, list);
+        }
+        self.add(kind, flags, &change);
+    }
 }
 
 /// The transaction that makes the table be exactly this, whatever was there.
 pub(super) fn replace(table: &Table) -> Batch {
-    let mut batch = Batch::begin();
-    let name = attributes().text(TABLE_NAME, table.name);
-    batch.add(Message::NewTable, NLM_F_CREATE, &name);
-    batch.add(Message::DelTable, 0, &name);
-    batch.add(
-        Message::NewTable,
-        NLM_F_CREATE,
-        &name.clone().u32(TABLE_FLAGS, 0),
-    );
-    let generation = generation(table);
-    for chain in &table.chains {
-        batch.add(
-            Message::NewChain,
-            NLM_F_CREATE,
-            &chain_attributes(table.name, chain),
-        );
-        for rule in &chain.rules {
-            let encoded = attributes()
-                .text(RULE_TABLE, table.name)
-                .text(RULE_CHAIN, chain.name)
-                .nested(RULE_EXPRESSIONS, &expressions(rule))
-                .push(RULE_USERDATA, &userdata(rule, generation));
-            batch.add(Message::NewRule, NLM_F_CREATE | NLM_F_APPEND, &encoded);
-        }
-    }
+    let mut batch = Batch::begin(table.family, table.name, None);
+    add_fresh(&mut batch, table, generation(table));
     batch.end()
 }
 
+/// Removes what was there of the table, and adds all of it anew, with this hash in the comments.
+pub(crate) fn add_fresh(batch: &mut Batch, table: &Table, generation: u64) {
+    // so that there is one to delete
+    batch.add_table();
+    batch.delete_table();
+    batch.add_table();
+    for set in &table.sets {
+        batch.add_set(set);
+        batch.add_elements(set.name, &set.elements);
+    }
+    // rules may lead to chains that come later
+    for chain in &table.chains {
+        batch.add_chain(chain);
+    }
+    for chain in &table.chains {
+        batch.add_rules(chain, generation);
+    }
+}
+
 /// The transaction that removes the table, or fails with ENOENT.
-pub(super) fn delete(name: &str) -> Batch {
-    let mut batch = Batch::begin();
-    batch.add(Message::DelTable, 0, &attributes().text(TABLE_NAME, name));
+pub(super) fn delete(family: Family, name: &'static str) -> Batch {
+    let mut batch = Batch::begin(family, name, None);
+    batch.delete_table();
     batch.end()
 }
 
 /// A request for one object, or for a dump.
-pub(super) fn get(kind: Message, dump: bool, names: &[(u16, &str)]) -> Vec<u8> {
+pub(crate) fn get(kind: Message, dump: bool, family: Family, names: &[(u16, &str)]) -> Vec<u8> {
     let attributes = names
         .iter()
         .fold(attributes(), |attributes, &(kind, value)| {
             attributes.text(kind, value)
         });
-    message(kind, if dump { NLM_F_DUMP } else { 0 }, 1, &attributes)
+    message(
+        kind,
+        if dump { NLM_F_DUMP } else { 0 },
+        1,
+        family,
+        &attributes,
+    )
+}
+
+/// A request for the element of a set with this key.
+pub(crate) fn get_element(family: Family, table: &str, set: &str, of: &[u8]) -> Vec<u8> {
+    let list = attributes().nested(LIST_ELEMENT, &key(of));
+    let question = attributes()
+        .text(ELEMENTS_TABLE, table)
+        .text(ELEMENTS_SET, set)
+        .nested(ELEMENTS, &list);
+    message(Message::GetElements, 0, 1, family, &question)
+}
+
+fn key(bytes: &[u8]) -> Attributes {
+    attributes().nested(ELEMENT_KEY, &attributes().push(DATA_VALUE, bytes))
 }
 
 fn chain_attributes(table: &str, chain: &Chain) -> Attributes {
-    let hook = attributes()
-        .u32(HOOK_NUMBER, chain.hook as u32)
-        .push(HOOK_PRIORITY, &chain.priority.to_be_bytes());
-    attributes()
+    let named = attributes()
         .text(CHAIN_TABLE, table)
-        .text(CHAIN_NAME, chain.name)
+        .text(CHAIN_NAME, &chain.name);
+    let Some(base) = &chain.base else {
+        return named;
+    };
+    let hook = attributes()
+        .u32(HOOK_NUMBER, base.hook as u32)
+        .push(HOOK_PRIORITY, &base.priority.to_be_bytes());
+    named
         .nested(CHAIN_HOOK, &hook)
         .u32(CHAIN_POLICY, NF_ACCEPT)
-        .text(CHAIN_TYPE, chain.kind.name())
+        .text(CHAIN_TYPE, base.kind.name())
+}
+
+fn set_attributes(table: &str, set: &Set) -> Attributes {
+    let (key_type, key_length) = set.key.number_and_length();
+    let flags = match set.kind {
+        SetKind::Keys => 0,
+        SetKind::Ranges => SET_INTERVAL,
+        SetKind::Verdicts => SET_MAP,
+        SetKind::Dynamic { .. } => SET_EVAL | SET_TIMEOUTS,
+    };
+    let encoded = attributes()
+        .text(SET_TABLE, table)
+        .text(SET_NAME, set.name)
+        .u32(SET_FLAGS, flags)
+        .u32(SET_KEY_TYPE, key_type)
+        .u32(SET_KEY_LENGTH, key_length);
+    match set.kind {
+        SetKind::Keys | SetKind::Ranges => encoded,
+        SetKind::Verdicts => encoded.u32(SET_DATA_TYPE, DATA_TYPE_VERDICT),
+        SetKind::Dynamic { timeout_ms, size } => encoded
+            .nested(
+                SET_DESCRIPTION,
+                &attributes().u32(SET_DESCRIPTION_SIZE, size),
+            )
+            .u64(SET_TIMEOUT, timeout_ms),
+    }
 }
 
 /// What marks a rule as ours and as of this very table: its comment, as nft shows it.
-pub(super) fn userdata(rule: &Rule, generation: u64) -> Vec<u8> {
+pub(crate) fn userdata(rule: &Rule, generation: u64) -> Vec<u8> {
     let mut comment = format!("{} [{generation:016x}]", rule.purpose).into_bytes();
     comment.push(0);
     let mut bytes = vec![
@@ -251,170 +442,67 @@ pub(super) fn userdata(rule: &Rule, generation: u64) -> Vec<u8> {
     bytes
 }
 
-/// A hash of all that the table does (FNV-1a), so that rules written for another configuration are recognised.
-pub(super) fn generation(table: &Table) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut feed = |bytes: &[u8]| {
-        for byte in bytes {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-        }
-    };
+/// The purpose in a rule's comment, without the hash.
+pub(crate) fn purpose(userdata: &[u8]) -> Option<&str> {
+    Some(comment(userdata)?.0)
+}
+
+/// The hash in a rule's comment.
+pub(crate) fn stamp(userdata: &[u8]) -> Option<u64> {
+    u64::from_str_radix(comment(userdata)?.1.strip_suffix(']')?, 16).ok()
+}
+
+fn comment(userdata: &[u8]) -> Option<(&str, &str)> {
+    let comment = userdata.strip_prefix(&[USERDATA_COMMENT])?.get(1..)?;
+    let comment = std::str::from_utf8(comment.strip_suffix(&[0])?).ok()?;
+    comment.rsplit_once(" [")
+}
+
+/// A hash of all that the table does (FNV-1a), so that rules written for another configuration are recognised. The
+/// elements of sets are not part of it: they are compared by themselves.
+pub(crate) fn generation(table: &Table) -> u64 {
+    let mut hash = Hash::default();
+    for set in &table.sets {
+        hash.feed(&set_attributes(table.name, set).0);
+    }
     for chain in &table.chains {
-        feed(&chain_attributes(table.name, chain).0);
-        for rule in &chain.rules {
-            feed(&expressions(rule).0);
-            feed(rule.purpose.as_bytes());
+        hash.feed_chain(table.name, chain);
+    }
+    hash.0
+}
+
+/// As [`generation`], of some chains of a table.
+pub(crate) fn chains_generation(table: &str, chains: &[Chain]) -> u64 {
+    let mut hash = Hash::default();
+    for chain in chains {
+        hash.feed_chain(table, chain);
+    }
+    hash.0
+}
+
+struct Hash(u64);
+
+impl Default for Hash {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hash {
+    fn feed(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
-    hash
-}
 
-fn expressions(rule: &Rule) -> Attributes {
-    rule.expressions
-        .iter()
-        .fold(attributes(), |list, expression| {
-            let (name, data) = encode(expression);
-            let element = attributes().text(EXPR_NAME, name).nested(EXPR_DATA, &data);
-            list.nested(LIST_ELEMENT, &element)
-        })
-}
-
-fn encode(expression: &Expr) -> (&'static str, Attributes) {
-    match expression {
-        Expr::Meta(key) => ("meta", attributes().u32(1, REGISTER_1).u32(2, *key as u32)),
-        Expr::Ct(key) => ("ct", attributes().u32(1, REGISTER_1).u32(2, *key as u32)),
-        Expr::SourceAddress => ("payload", network_header(12, 4)),
-        Expr::DestinationAddress => ("payload", network_header(16, 4)),
-        // result NFT_FIB_RESULT_ADDRTYPE, flag NFTA_FIB_F_DADDR
-        Expr::DestinationType => ("fib", attributes().u32(1, REGISTER_1).u32(2, 3).u32(3, 2)),
-        // key NFT_SOCKET_TRANSPARENT
-        Expr::SocketIsTransparent => ("socket", attributes().u32(1, 0).u32(2, REGISTER_1)),
-        Expr::Mask(mask) => ("bitwise", bitwise(mask, &[0; 4])),
-        Expr::Replace { keep, with } => ("bitwise", bitwise(keep, with)),
-        // NFTA_META_SREG
-        Expr::SetMark => (
-            "meta",
-            attributes().u32(2, Meta::Mark as u32).u32(3, REGISTER_1),
-        ),
-        Expr::Equal(value) => ("cmp", compare(0, value)),
-        Expr::NotEqual(value) => ("cmp", compare(1, value)),
-        Expr::Counter => ("counter", attributes()),
-        Expr::Notrack => ("notrack", attributes()),
-        Expr::Masquerade => ("masq", attributes().u32(1, RANDOM_FULLY)),
-        Expr::Accept => ("immediate", verdict(NF_ACCEPT)),
-        Expr::Drop => ("immediate", verdict(NF_DROP)),
+    fn feed_chain(&mut self, table: &str, chain: &Chain) {
+        self.feed(&chain_attributes(table, chain).0);
+        for rule in &chain.rules {
+            self.feed(&expressions(rule).0);
+            self.feed(rule.purpose.as_bytes());
+        }
     }
-}
-
-/// Bytes of the network header, `NFT_PAYLOAD_NETWORK_HEADER`.
-fn network_header(offset: u32, length: u32) -> Attributes {
-    attributes()
-        .u32(1, REGISTER_1)
-        .u32(2, 1)
-        .u32(3, offset)
-        .u32(4, length)
-}
-
-fn bitwise(mask: &[u8; 4], xor: &[u8; 4]) -> Attributes {
-    attributes()
-        .u32(1, REGISTER_1)
-        .u32(2, REGISTER_1)
-        .u32(3, 4)
-        .nested(4, &attributes().push(DATA_VALUE, mask))
-        .nested(5, &attributes().push(DATA_VALUE, xor))
-}
-
-fn compare(operator: u32, value: &[u8]) -> Attributes {
-    attributes()
-        .u32(1, REGISTER_1)
-        .u32(2, operator)
-        .nested(3, &attributes().push(DATA_VALUE, value))
-}
-
-fn verdict(code: u32) -> Attributes {
-    let verdict = attributes().u32(VERDICT_CODE, code);
-    attributes()
-        .u32(1, REGISTER_VERDICT)
-        .nested(2, &attributes().nested(DATA_VERDICT, &verdict))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attributes_are_padded_to_four_bytes_and_count_their_header() {
-        let encoded = attributes().text(TABLE_NAME, "ab");
-        assert_eq!(encoded.0, [7, 0, 1, 0, b'a', b'b', 0, 0]);
-    }
-
-    #[test]
-    fn a_rule_loads_masks_and_compares_register_one() {
-        let rule = Rule {
-            purpose: "test",
-            expressions: vec![Expr::Meta(Meta::Mark), Expr::Mask([0, 0, 0, 0x0f])],
-        };
-        let bytes = expressions(&rule).0;
-        // list element, name "meta", data: dreg 1, key mark
-        assert_eq!(
-            bytes[..36],
-            [
-                36, 0, 1, 0x80, 9, 0, 1, 0, b'm', b'e', b't', b'a', 0, 0, 0, 0, 20, 0, 2, 0x80, 8,
-                0, 1, 0, 0, 0, 0, 1, 8, 0, 2, 0, 0, 0, 0, 3
-            ]
-        );
-    }
-
-    #[test]
-    fn a_replacement_is_one_transaction_that_deletes_what_was_there() {
-        let batch = replace(&Table {
-            name: "t",
-            chains: Vec::new(),
-        });
-        let kinds: Vec<u16> = kinds(&batch.bytes);
-        let nft = |message: Message| (SUBSYSTEM << 8) | message as u16;
-        assert_eq!(
-            kinds,
-            [
-                NFNL_MSG_BATCH_BEGIN,
-                nft(Message::NewTable),
-                nft(Message::DelTable),
-                nft(Message::NewTable),
-                NFNL_MSG_BATCH_END
-            ]
-        );
-        assert_eq!(batch.acknowledgements, 3);
-    }
-
-    #[test]
-    fn another_purpose_or_priority_is_another_generation() {
-        let chain = |priority, purpose| Chain {
-            name: "c",
-            kind: crate::nft::value::ChainKind::Filter,
-            hook: crate::nft::value::Hook::Input,
-            priority,
-            rules: vec![Rule {
-                purpose,
-                expressions: vec![Expr::Drop],
-            }],
-        };
-        let table = |chain| Table {
-            name: "t",
-            chains: vec![chain],
-        };
-        let base = generation(&table(chain(0, "a")));
-        assert_eq!(base, generation(&table(chain(0, "a"))));
-        assert_ne!(base, generation(&table(chain(1, "a"))));
-        assert_ne!(base, generation(&table(chain(0, "b"))));
-    }
-
-    fn kinds(mut bytes: &[u8]) -> Vec<u16> {
-        let mut kinds = Vec::new();
-        while bytes.len() >= 16 {
-            let length = u32::from_ne_bytes(bytes[..4].try_into().unwrap()) as usize;
-            kinds.push(u16::from_ne_bytes(bytes[4..6].try_into().unwrap()));
-            bytes = &bytes[length..];
-        }
-        kinds
-    }
-}
+mod tests;

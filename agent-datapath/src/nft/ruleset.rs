@@ -1,5 +1,5 @@
-//! The table `ip agent_network`: the connection-tracking exemption for the proxy's packets, the masquerade for
-//! services, and a second lock behind the eBPF programs.
+//! The table `ip agent_network`: the masquerade for services, and a second lock behind what controls the pods, in both
+//! modes; what only one mode needs is there in that mode, or while a node goes from one to the other.
 //!
 //! An `accept` here ends only our own chain; a `drop` is final. So whatever kube-proxy, a firewall or another agent
 //! accept, what these rules refuse stays refused.
@@ -7,8 +7,8 @@
 use agent_core::policy::address::BUILT_IN_SENSITIVE;
 use ipnet::Ipv4Net;
 
-use super::value::{Chain, ChainKind, Ct, Expr, Hook, Meta, Rule, Table};
-use crate::network::NodeNetwork;
+use super::value::{Base, Chain, ChainKind, Ct, Expr, Family, Hook, Load, Meta, Rule, Table};
+use crate::{link::HOST_VETH_PREFIX, network::NodeNetwork};
 
 /// The table's name.
 pub const TABLE: &str = "agent_network";
@@ -23,54 +23,101 @@ const PRIORITY_SOURCE_NAT: i32 = 100;
 const PRIORITY_AFTER_IPVS: i32 = 101;
 /// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED) | NF_CT_STATE_BIT(IP_CT_RELATED)`.
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
+/// Just before `NF_IP_PRI_NAT_DST`, where others translate.
+const PRIORITY_BEFORE_DESTINATION_NAT: i32 = -101;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const DNS_PORT: u16 = 53;
 /// `RTN_BROADCAST`.
 const BROADCAST: u32 = 3;
 /// `IPS_DST_NAT`.
 const DESTINATION_TRANSLATED: u32 = 1 << 5;
 
+/// What the table must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parts {
+    /// What the eBPF mode needs.
+    pub ebpf: bool,
+    /// What the iptables-compat mode needs.
+    pub compat: bool,
+    /// With `compat`: redirect before the priority at which iptables does, because somebody else's chain translates
+    /// at it as well, as that of kube-proxy in nftables mode; which of two is first depends on when they were made.
+    pub early: bool,
+}
+
 /// The table for a node.
-pub fn table(node: &NodeNetwork) -> Table {
+pub fn table(node: &NodeNetwork, parts: Parts) -> Table {
+    let mut chains = vec![
+        prerouting(node, parts),
+        input(node, parts),
+        forward(node),
+        postrouting(node),
+    ];
+    if parts.compat && parts.early {
+        chains.push(redirect(node));
+    }
     Table {
+        family: Family::Ip,
         name: TABLE,
-        chains: vec![
-            prerouting(node),
-            input(node),
-            forward(node),
-            postrouting(node),
-        ],
+        sets: Vec::new(),
+        chains,
     }
 }
 
-fn prerouting(node: &NodeNetwork) -> Chain {
+fn base(name: &'static str, kind: ChainKind, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
     Chain {
-        name: "raw_prerouting",
-        kind: ChainKind::Filter,
-        hook: Hook::Prerouting,
-        priority: PRIORITY_RAW,
-        rules: vec![
-            // The dispatch program and the proxy know a pod by its address alone: only the bridge brings the pool's.
-            rule(
-                "nobody but a pod has a pod's address",
-                [
-                    from(node.bridge.address),
-                    not_by(&node.bridge.name),
-                    not_by("lo"),
-                    refuse(),
+        name: name.into(),
+        base: Some(Base {
+            kind,
+            hook,
+            priority,
+        }),
+        rules,
+    }
+}
+
+fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
+    let mut rules = vec![
+        // The dispatch program and the proxy know a pod by its address alone: only the bridge brings the pool's.
+        rule(
+            "nobody but a pod has a pod's address",
+            [
+                from(node.bridge.address),
+                not_by(&node.bridge.name),
+                not_by("lo"),
+                refuse(),
+            ],
+        ),
+        // The kernel hands a broadcast to every socket of its port, without asking the dispatch program; which
+        // addresses are one depends on the node's networks, so the pod's program cannot know.
+        rule(
+            "no broadcast reaches the node's servers",
+            [from_pods(node), to_broadcast(), refuse()],
+        ),
+    ];
+    if parts.compat {
+        // the table of the bridge sees only what comes by it: a port that was taken off, or a frame to one of the
+        // addresses that a bridge hands up (IEEE 802.1D, 7.12.6), comes by the pod's own interface
+        rules.push(rule(
+            "nothing comes by a pod's interface itself",
+            [
+                vec![
+                    Expr::Meta(Meta::InputName),
+                    Expr::Equal(HOST_VETH_PREFIX.as_bytes().to_vec()),
                 ],
-            ),
-            // The kernel hands a broadcast to every socket of its port, without asking the dispatch program; which
-            // addresses are one depends on the node's networks, so the pod's program cannot know.
-            rule(
-                "no broadcast reaches the node's servers",
-                [from_pods(node), to_broadcast(), refuse()],
-            ),
+                refuse(),
+            ],
+        ));
+    }
+    if parts.ebpf {
+        rules.extend([
             // The program can't tell an answer to the node from what follows on a connection that the pod opened to the
             // gateway, and lets both pass unmarked. The proxy's sockets are the transparent ones.
             rule(
                 "what follows on a connection of the proxy's to the gateway",
                 [
                     from_pods(node),
-                    to(node.bridge.address.addr().into()),
+                    to_gateway(node),
                     transparent_socket(),
                     mark(node.proxy),
                 ],
@@ -79,35 +126,108 @@ fn prerouting(node: &NodeNetwork) -> Chain {
                 "the proxy's packets keep their destination",
                 [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
             ),
-        ],
+        ]);
     }
+    base(
+        "raw_prerouting",
+        ChainKind::Filter,
+        Hook::Prerouting,
+        PRIORITY_RAW,
+        rules,
+    )
 }
 
-fn input(node: &NodeNetwork) -> Chain {
-    Chain {
-        name: "input",
-        kind: ChainKind::Filter,
-        hook: Hook::Input,
-        priority: PRIORITY_AFTER_IPVS,
-        rules: vec![
-            rule(
-                "no service is a way to the node itself",
-                [from_pods(node), marked(node.service), refuse()],
-            ),
-            rule(
-                "to the proxy",
-                [from_pods(node), marked(node.proxy), vec![Expr::Accept]],
-            ),
-            rule(
-                "answers to the node, as to kubelet's probes",
-                [from_pods(node), known_connection(), vec![Expr::Accept]],
-            ),
-            rule(
-                "nothing else from a pod to the node",
-                [from_pods(node), refuse()],
-            ),
-        ],
+fn input(node: &NodeNetwork, parts: Parts) -> Chain {
+    let mut rules = vec![rule(
+        "no service is a way to the node itself",
+        [from_pods(node), marked(node.service), refuse()],
+    )];
+    if parts.ebpf {
+        rules.push(rule(
+            "to the proxy",
+            [from_pods(node), marked(node.proxy), vec![Expr::Accept]],
+        ));
     }
+    if parts.compat {
+        // a pod that asks for the proxy's own port is redirected to where it wanted to go, which is no translation
+        rules.push(rule(
+            "to the proxy by redirection",
+            [
+                from_pods(node),
+                to_gateway(node),
+                protocol(TCP),
+                port(node.ports.proxy),
+                vec![Expr::Accept],
+            ],
+        ));
+        rules.extend([TCP, UDP].map(|number| {
+            rule(
+                "to the DNS proxy by redirection",
+                [
+                    from_pods(node),
+                    to_gateway(node),
+                    protocol(number),
+                    port(node.ports.dns),
+                    translated(),
+                    vec![Expr::Accept],
+                ],
+            )
+        }));
+    }
+    rules.extend([
+        rule(
+            "answers to the node, as to kubelet's probes",
+            [from_pods(node), known_connection(), vec![Expr::Accept]],
+        ),
+        rule(
+            "nothing else from a pod to the node",
+            [from_pods(node), refuse()],
+        ),
+    ]);
+    base(
+        "input",
+        ChainKind::Filter,
+        Hook::Input,
+        PRIORITY_AFTER_IPVS,
+        rules,
+    )
+}
+
+/// The same as the rules of iptables say, a moment before they do.
+fn redirect(node: &NodeNetwork) -> Chain {
+    let to = |port: u16| {
+        vec![
+            Expr::COUNTER,
+            Expr::Put(port.to_be_bytes().to_vec()),
+            Expr::Redirect,
+        ]
+    };
+    let mut rules = vec![rule(
+        "services are kube-proxy's",
+        [from_pods(node), marked(node.service), vec![Expr::Accept]],
+    )];
+    rules.extend([UDP, TCP].map(|number| {
+        rule(
+            "DNS to the proxy, before anybody translates it",
+            [
+                from_pods(node),
+                protocol(number),
+                port(DNS_PORT),
+                to(node.ports.dns),
+            ],
+        )
+    }));
+    rules.push(rule(
+        "TCP to the proxy, before anybody translates it",
+        [from_pods(node), protocol(TCP), to(node.ports.proxy)],
+    ));
+    base(
+        "redirect",
+        ChainKind::Nat,
+        Hook::Prerouting,
+        PRIORITY_BEFORE_DESTINATION_NAT,
+        rules,
+    )
 }
 
 fn forward(node: &NodeNetwork) -> Chain {
@@ -145,30 +265,30 @@ fn forward(node: &NodeNetwork) -> Chain {
             [to_pods(node), refuse()],
         ),
     ]);
-    Chain {
-        name: "forward",
-        kind: ChainKind::Filter,
-        hook: Hook::Forward,
-        priority: PRIORITY_FILTER,
+    base(
+        "forward",
+        ChainKind::Filter,
+        Hook::Forward,
+        PRIORITY_FILTER,
         rules,
-    }
+    )
 }
 
 fn postrouting(node: &NodeNetwork) -> Chain {
-    Chain {
-        name: "postrouting",
-        kind: ChainKind::Nat,
-        hook: Hook::Postrouting,
-        priority: PRIORITY_SOURCE_NAT,
-        rules: vec![rule(
+    base(
+        "postrouting",
+        ChainKind::Nat,
+        Hook::Postrouting,
+        PRIORITY_SOURCE_NAT,
+        vec![rule(
             "to a service's backend with the node's address",
             [
                 from(node.bridge.address),
                 marked(node.service),
-                vec![Expr::Counter, Expr::Masquerade],
+                vec![Expr::COUNTER, Expr::Masquerade],
             ],
         )],
-    }
+    )
 }
 
 /// The built-in ranges that no policy can open, as far as they are IPv4.
@@ -180,7 +300,7 @@ fn sensitive() -> impl Iterator<Item = Ipv4Net> {
 
 fn rule<const N: usize>(purpose: &'static str, parts: [Vec<Expr>; N]) -> Rule {
     Rule {
-        purpose,
+        purpose: purpose.into(),
         expressions: parts.into_iter().flatten().collect(),
     }
 }
@@ -204,17 +324,17 @@ fn not_by(name: &str) -> Vec<Expr> {
 }
 
 fn from(net: Ipv4Net) -> Vec<Expr> {
-    within(Expr::SourceAddress, net)
+    within(Expr::SOURCE_ADDRESS, net)
 }
 
 fn to(net: Ipv4Net) -> Vec<Expr> {
-    within(Expr::DestinationAddress, net)
+    within(Expr::DESTINATION_ADDRESS, net)
 }
 
 fn within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
     vec![
         address,
-        Expr::Mask(net.netmask().octets()),
+        Expr::Mask(net.netmask().octets().to_vec()),
         Expr::Equal(net.network().octets().to_vec()),
     ]
 }
@@ -222,7 +342,7 @@ fn within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
 fn marked(mark: crate::network::MaskedMark) -> Vec<Expr> {
     vec![
         Expr::Meta(Meta::Mark),
-        Expr::Mask(mark.mask.to_ne_bytes()),
+        Expr::Mask(mark.mask.to_ne_bytes().to_vec()),
         Expr::Equal(mark.value.to_ne_bytes().to_vec()),
     ]
 }
@@ -234,11 +354,29 @@ fn transparent_socket() -> Vec<Expr> {
 fn mark(mark: crate::network::MaskedMark) -> Vec<Expr> {
     vec![
         Expr::Meta(Meta::Mark),
-        Expr::Replace {
-            keep: (!mark.mask).to_ne_bytes(),
-            with: mark.value.to_ne_bytes(),
-        },
+        Expr::MaskAndFlip(
+            (!mark.mask).to_ne_bytes().to_vec(),
+            mark.value.to_ne_bytes().to_vec(),
+        ),
         Expr::SetMark,
+    ]
+}
+
+fn to_gateway(node: &NodeNetwork) -> Vec<Expr> {
+    vec![
+        Expr::DESTINATION_ADDRESS,
+        Expr::Equal(node.bridge.address.addr().octets().to_vec()),
+    ]
+}
+
+fn protocol(number: u8) -> Vec<Expr> {
+    vec![Expr::Meta(Meta::Protocol), Expr::Equal(vec![number])]
+}
+
+fn port(number: u16) -> Vec<Expr> {
+    vec![
+        Expr::Load(Load::transport(2, 2)),
+        Expr::Equal(number.to_be_bytes().to_vec()),
     ]
 }
 
@@ -260,17 +398,17 @@ fn translated() -> Vec<Expr> {
 fn any_bit(key: Ct, bits: u32) -> Vec<Expr> {
     vec![
         Expr::Ct(key),
-        Expr::Mask(bits.to_ne_bytes()),
+        Expr::Mask(bits.to_ne_bytes().to_vec()),
         Expr::NotEqual(vec![0; 4]),
     ]
 }
 
 fn refuse() -> Vec<Expr> {
-    vec![Expr::Counter, Expr::Drop]
+    vec![Expr::COUNTER, Expr::Drop]
 }
 
 /// An interface name as the register holds it: IFNAMSIZ bytes, so that it matches exactly.
-fn interface(name: &str) -> Vec<u8> {
+pub(crate) fn interface(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.resize(libc::IFNAMSIZ, 0);
     bytes

@@ -13,7 +13,11 @@ use super::encode::Batch;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const HEADER: usize = 16;
+/// `NLM_F_DUMP_INTR`: what is dumped has changed meanwhile.
+const INTERRUPTED: u16 = 0x10;
 const NFGENMSG: usize = 4;
+/// How often a dump is asked for anew because it changed while it was made.
+const DUMPS: u32 = 50;
 /// How long the kernel may take; a transaction takes milliseconds unless the machine is overloaded.
 const PATIENCE_SECONDS: i64 = 10;
 
@@ -67,21 +71,36 @@ impl NetfilterSocket {
         ))
     }
 
-    /// Asks for a dump and answers the attributes of each object.
-    pub(crate) fn all(&self, question: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-        let mut objects = Vec::new();
-        self.each(question, |object| objects.push(object.to_vec()))?;
-        Ok(objects)
+    /// Asks for a dump and answers what `read` makes of each object. Asks again when it changed meanwhile.
+    pub(crate) fn all<T>(
+        &self,
+        question: &[u8],
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        for _ in 0..DUMPS {
+            let mut found = Vec::new();
+            match self.each(question, |object| found.extend(read(object))) {
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                other => return other.map(|()| found),
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EINTR))
     }
 
-    /// Asks for a dump and hands over the attributes of each object as it comes.
+    /// Asks for a dump and hands over the attributes of each object as it comes. Fails with EINTR, at the end, when
+    /// what was dumped changed meanwhile, so that the answer may be of neither.
     pub(crate) fn each(&self, question: &[u8], mut object: impl FnMut(&[u8])) -> io::Result<()> {
         self.0.send(question, 0)?;
+        let mut interrupted = false;
         loop {
             let (datagram, _) = self.0.recv_from_full()?;
             for message in Messages(&datagram) {
+                interrupted |= message.flags & INTERRUPTED != 0;
                 match message.kind {
                     // a dump that failed halfway says so at its end
+                    NLMSG_DONE if interrupted => {
+                        return Err(io::Error::from_raw_os_error(libc::EINTR));
+                    }
                     NLMSG_DONE => return message.answer(),
                     NLMSG_ERROR => message.answer()?,
                     _ => message
@@ -95,6 +114,18 @@ impl NetfilterSocket {
     }
 }
 
+/// Kinds and attributes of a datagram's messages.
+pub(crate) fn bodies(datagram: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    Messages(datagram).filter_map(|message| Some((message.kind, message.body.get(NFGENMSG..)?)))
+}
+
+/// What a datagram answers to a request; none when it answers none.
+pub(crate) fn answer(datagram: &[u8]) -> Option<io::Result<()>> {
+    Messages(datagram)
+        .find(|message| message.kind == NLMSG_ERROR)
+        .map(|message| message.answer())
+}
+
 #[expect(
     unsafe_code,
     reason = "netlink-sys offers the descriptor as a number only"
@@ -106,6 +137,7 @@ fn borrow(socket: &Socket) -> BorrowedFd<'_> {
 
 struct Message<'a> {
     kind: u16,
+    flags: u16,
     body: &'a [u8],
 }
 
@@ -133,23 +165,29 @@ impl<'a> Iterator for Messages<'a> {
     fn next(&mut self) -> Option<Message<'a>> {
         let length = u32::from_ne_bytes(*self.0.first_chunk()?) as usize;
         let kind = u16::from_ne_bytes(self.0.get(4..6)?.try_into().ok()?);
+        let flags = u16::from_ne_bytes(self.0.get(6..8)?.try_into().ok()?);
         let body = self.0.get(HEADER..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message { kind, body })
+        Some(Message { kind, flags, body })
     }
 }
 
 /// The value of the first attribute of a kind.
-pub(crate) fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    loop {
+pub(crate) fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes)
+        .find(|(kind, _)| *kind == wanted)
+        .map(|(_, value)| value)
+}
+
+/// Kinds and values of attributes, up to the first that is cut short.
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
         let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & 0x3fff;
         let value = bytes.get(4..length)?;
-        if kind == wanted {
-            return Some(value);
-        }
-        bytes = bytes.get(length.next_multiple_of(4)..)?;
-    }
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
 }
 
 #[cfg(test)]

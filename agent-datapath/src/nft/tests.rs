@@ -1,35 +1,18 @@
-use std::{path::PathBuf, process::Command};
+use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
 
-use super::*;
-use crate::{
-    bridge::Bridge,
-    network::{MaskedMark, NodeNetwork},
+use super::{ruleset::Parts, testing::node, *};
+use crate::network::NodeNetwork;
+
+const EBPF: Parts = Parts {
+    ebpf: true,
+    compat: false,
+    early: false,
 };
 
-fn node() -> NodeNetwork {
-    NodeNetwork {
-        mode: agent_core::attachment::Mode::Ebpf,
-        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
-        ports: crate::network::ProxyPorts::default(),
-        bridge: Bridge {
-            name: "agentcni0".into(),
-            mac: [2, 0xa9, 169, 254, 9, 1],
-            address: "169.254.9.1/24".parse().unwrap(),
-        },
-        proxy: MaskedMark {
-            value: 0x0a00_0000,
-            mask: 0x0f00_0000,
-        },
-        service: MaskedMark {
-            value: 0x77,
-            mask: 0xff,
-        },
-        route_table: 18080,
-        rule_pref: 100,
-        sysctl_record: PathBuf::new(),
-    }
+fn table_of(node: &NodeNetwork) -> Table {
+    ruleset::table(node, EBPF)
 }
 
 /// Runs on a thread of its own in a network namespace of its own, which ends with the thread.
@@ -99,8 +82,8 @@ const EXPECTED: &str = r#"table ip agent_network {
 #[test]
 fn the_kernel_has_what_the_values_say() {
     in_new_namespace(|| {
-        ensure(&ruleset::table(&node())).unwrap();
-        let hash = format!(" [{:016x}]", encode::generation(&ruleset::table(&node())));
+        ensure(&table_of(&node())).unwrap();
+        let hash = format!(" [{:016x}]", encode::generation(&table_of(&node())));
         assert_eq!(listing().replace(&hash, ""), EXPECTED);
     });
 }
@@ -108,7 +91,7 @@ fn the_kernel_has_what_the_values_say() {
 #[test]
 fn a_table_that_is_right_is_not_written_again() {
     in_new_namespace(|| {
-        let table = ruleset::table(&node());
+        let table = table_of(&node());
         ensure(&table).unwrap();
         let before = nft(&["--handle", "list", "table", "ip", "agent_network"]);
         ensure(&table).unwrap();
@@ -123,7 +106,7 @@ fn a_table_that_is_right_is_not_written_again() {
 #[test]
 fn whatever_is_changed_in_the_table_is_found_and_mended() {
     in_new_namespace(|| {
-        let table = ruleset::table(&node());
+        let table = table_of(&node());
         assert!(check(&table).is_err());
         ensure(&table).unwrap();
         let right = listing();
@@ -149,16 +132,16 @@ fn whatever_is_changed_in_the_table_is_found_and_mended() {
 fn another_configuration_replaces_the_table_and_leaves_others_alone() {
     in_new_namespace(|| {
         nft(&["add table ip other; add chain ip other c; add rule ip other c counter"]);
-        ensure(&ruleset::table(&node())).unwrap();
+        ensure(&table_of(&node())).unwrap();
         let mut changed = node();
         changed.bridge.address = "10.9.0.1/16".parse().unwrap();
-        let table = ruleset::table(&changed);
+        let table = table_of(&changed);
         assert!(check(&table).is_err());
         ensure(&table).unwrap();
         assert!(listing().contains("ip saddr 10.9.0.0/16"));
         assert!(nft(&["list", "tables"]).contains("table ip other"));
-        remove(ruleset::TABLE).unwrap();
-        remove(ruleset::TABLE).unwrap();
+        remove(Family::Ip, ruleset::TABLE).unwrap();
+        remove(Family::Ip, ruleset::TABLE).unwrap();
         assert_eq!(nft(&["list", "tables"]), "table ip other\n");
     });
 }
