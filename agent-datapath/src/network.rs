@@ -141,6 +141,9 @@ pub async fn leave_mode(node: &NodeNetwork) -> Result<(), NetError> {
         ..node.clone()
     };
     let mut errors = Vec::new();
+    // the table first: from then on packets go only the way that stays
+    let table = parts(&alone).map(|parts| ruleset::table(&alone, parts));
+    errors.extend(table.and_then(|table| nft::ensure(&table)).err());
     match node.mode {
         Mode::Ebpf => errors.extend(iptables::remove().err()),
         Mode::IptablesCompat => {
@@ -148,8 +151,6 @@ pub async fn leave_mode(node: &NodeNetwork) -> Result<(), NetError> {
             errors.extend(node.policy_route().remove(&rtnl).await.err());
         }
     }
-    let table = parts(&alone).map(|parts| ruleset::table(&alone, parts));
-    errors.extend(table.and_then(|table| nft::ensure(&table)).err());
     all(errors)
 }
 

@@ -4,11 +4,11 @@
 //! thing nftables cannot see: a UDP length beyond its datagram's end. Such a packet is no part of any connection to
 //! the kernel, so it is neither redirected nor translated, and the table `ip agent_network` drops it.
 
-use agent_ebpf_common::Reason;
+use agent_ebpf_common::{Reason, classify::Mark};
 
 use super::table::{
     FAKE_CIDRS, GATEWAY, GATEWAY_MAC, NO_HOSTS, SCTP_LENGTHS, SERVICE_CIDRS, TCP_LENGTHS,
-    UDP_LENGTHS, counted_drop,
+    UDP_LENGTHS, counted_drop, counted_pass,
 };
 use crate::{
     maps::PodEndpoint,
@@ -133,6 +133,7 @@ fn arp_rules(pod: &PodEndpoint) -> Vec<Rule> {
         ),
         pass(
             Reason::Arp,
+            Mark::None,
             [vec![
                 Expr::Load(DESTINATION_MAC),
                 Expr::Equal(vec![0xff; 6]),
@@ -140,6 +141,7 @@ fn arp_rules(pod: &PodEndpoint) -> Vec<Rule> {
         ),
         pass(
             Reason::Arp,
+            Mark::None,
             [vec![Expr::Load(DESTINATION_MAC), Expr::In(GATEWAY_MAC)]],
         ),
         counted_drop(Reason::WrongGatewayMac, Vec::new()),
@@ -214,20 +216,32 @@ fn whole_rules(pod: &PodEndpoint) -> Vec<Rule> {
         ),
         counted_drop(Reason::Fragment, is_fragment()),
         counted_drop(Reason::BadDestination, to(NO_HOSTS)),
-        pass(Reason::Dns, [protocol(UDP), port(DNS_PORT)]),
-        pass(Reason::Dns, [protocol(TCP), port(DNS_PORT)]),
-        pass(Reason::HostReply, [to(GATEWAY), protocol(TCP), answers]),
-        pass(Reason::Proxied, [to(FAKE_CIDRS), protocol(TCP)]),
+        pass(Reason::Dns, Mark::Proxy, [protocol(UDP), port(DNS_PORT)]),
+        pass(Reason::Dns, Mark::Proxy, [protocol(TCP), port(DNS_PORT)]),
+        pass(
+            Reason::HostReply,
+            Mark::None,
+            [to(GATEWAY), protocol(TCP), answers],
+        ),
+        pass(
+            Reason::Proxied,
+            Mark::Proxy,
+            [to(FAKE_CIDRS), protocol(TCP)],
+        ),
         // also when the sets contradict each other
-        pass(Reason::Proxied, [to(GATEWAY), protocol(TCP)]),
+        pass(Reason::Proxied, Mark::Proxy, [to(GATEWAY), protocol(TCP)]),
         counted_drop(Reason::FakeCidr, to(FAKE_CIDRS)),
         counted_drop(Reason::FakeCidr, to(GATEWAY)),
     ];
-    rules.extend(
-        [TCP, UDP, SCTP].map(|number| pass(Reason::Service, [protocol(number), to(SERVICE_CIDRS)])),
-    );
+    rules.extend([TCP, UDP, SCTP].map(|number| {
+        pass(
+            Reason::Service,
+            Mark::Service,
+            [protocol(number), to(SERVICE_CIDRS)],
+        )
+    }));
     rules.extend([
-        pass(Reason::Proxied, [protocol(TCP)]),
+        pass(Reason::Proxied, Mark::Proxy, [protocol(TCP)]),
         counted_drop(Reason::Udp, protocol(UDP)),
         counted_drop(Reason::Icmp, protocol(ICMP)),
         counted_drop(Reason::Protocol, Vec::new()),
@@ -250,15 +264,8 @@ fn lead<const N: usize>(purpose: &str, chain: &str, matches: [Vec<Expr>; N]) -> 
 }
 
 /// The frame goes on to the bridge, and from there to the rules of iptables.
-fn pass<const N: usize>(reason: Reason, matches: [Vec<Expr>; N]) -> Rule {
-    Rule {
-        purpose: reason.as_str().into(),
-        expressions: matches
-            .into_iter()
-            .flatten()
-            .chain([Expr::COUNTER, Expr::Accept])
-            .collect(),
-    }
+fn pass<const N: usize>(reason: Reason, mark: Mark, matches: [Vec<Expr>; N]) -> Rule {
+    counted_pass(reason, mark, matches.into_iter().flatten().collect())
 }
 
 fn ethertype(number: u16) -> Vec<Expr> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use agent_ebpf_common::{Reason, abi::NODE_IFINDEX};
+use agent_ebpf_common::{Reason, abi::NODE_IFINDEX, packet::ETHERNET_LEN};
 
 use super::{
     HostPod,
@@ -84,7 +84,8 @@ pub(super) fn counters(rules: &[FoundRule]) -> Vec<CounterRow> {
             ifindex,
             reason,
             packets,
-            bytes,
+            // a chain of a bridge counts from the network header on
+            bytes: bytes + packets * u64::from(ETHERNET_LEN),
         })
         .collect()
 }

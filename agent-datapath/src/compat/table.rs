@@ -1,18 +1,21 @@
 //! The part of the table `bridge agent_network` that all pods share. Pure.
 //!
-//! A frame that comes by a port of the bridge is looked up once by its port's name, and goes to the chain of that pod;
-//! how many pods there are makes no difference. What depends on the node is in sets, so that a pod's chain is the same
+//! A frame is looked up once by the name of the bridge port it came by, and goes to the chain of that pod; how many pods
+//! there are makes no difference. A port whose name is not of ours is not dropped here, because it may be another
+//! bridge's, and not every kernel can tell: but nothing of it has the mark that the table `ip agent_network` asks for
+//! (`meta ibrname` needs CONFIG_NFT_BRIDGE_META). What depends on the node is in sets, so that a pod's chain is the same
 //! on every node and no rule changes with the configuration.
 
-use agent_core::node::BRIDGE;
-use agent_ebpf_common::{Reason, abi::MAX_ENDPOINTS};
+use agent_core::node::Marks;
+use agent_ebpf_common::{Reason, abi::MAX_ENDPOINTS, classify::Mark};
 use ipnet::Ipv4Net;
 
 use super::lengths;
 use crate::{
+    link::HOST_VETH_PREFIX,
     load::DatapathConfig,
     nft::{
-        ruleset::{TABLE, interface},
+        ruleset::TABLE,
         value::{
             Base, Chain, ChainKind, Element, Expr, Family, Hook, Key, Meta, Rule, Set, SetKind,
             Table,
@@ -61,6 +64,9 @@ pub(super) fn table(config: &DatapathConfig, retired: impl Fn(Reason) -> (u64, u
             .filter(|reason| reason.is_drop())
             .map(|reason| drop_chain(*reason, config.events_per_second)),
     );
+    chains.extend(
+        [Mark::None, Mark::Proxy, Mark::Service].map(|mark| pass_chain(mark, &config.marks)),
+    );
     chains.push(self::retired(retired));
     Table {
         family: Family::Bridge,
@@ -80,19 +86,58 @@ fn entry() -> Chain {
         }),
         rules: vec![
             Rule {
-                purpose: "other bridges".into(),
-                expressions: vec![
-                    Expr::Meta(Meta::InputBridge),
-                    Expr::NotEqual(interface(BRIDGE)),
-                    Expr::Accept,
-                ],
-            },
-            Rule {
                 purpose: "each pod by its own chain".into(),
                 expressions: vec![Expr::Meta(Meta::InputName), Expr::Verdict(PODS)],
             },
-            counted_drop(Reason::NoEndpoint, Vec::new()),
+            counted_drop(
+                Reason::NoEndpoint,
+                vec![
+                    Expr::Meta(Meta::InputName),
+                    Expr::Equal(HOST_VETH_PREFIX.as_bytes().to_vec()),
+                ],
+            ),
         ],
+    }
+}
+
+/// Where packets that are passed end: with the mark that tells the table `ip agent_network` that a pod's chain has let
+/// them through.
+fn pass_chain(mark: Mark, marks: &Marks) -> Chain {
+    let ours = marks.proxy_mask | marks.service_mask;
+    let value = match mark {
+        Mark::None => 0,
+        Mark::Proxy => marks.proxy,
+        Mark::Service => marks.service,
+    };
+    Chain {
+        name: pass_name(mark).into(),
+        base: None,
+        rules: vec![Rule {
+            purpose: "marked and on".into(),
+            expressions: vec![
+                Expr::Meta(Meta::Mark),
+                Expr::MaskAndFlip((!ours).to_ne_bytes().to_vec(), value.to_ne_bytes().to_vec()),
+                Expr::SetMark,
+                Expr::Accept,
+            ],
+        }],
+    }
+}
+
+fn pass_name(mark: Mark) -> &'static str {
+    match mark {
+        Mark::None => "pass",
+        Mark::Proxy => "pass_to_proxy",
+        Mark::Service => "pass_to_service",
+    }
+}
+
+/// A rule that counts what matches, and passes it with a mark, for a reason.
+pub(super) fn counted_pass(reason: Reason, mark: Mark, mut matches: Vec<Expr>) -> Rule {
+    matches.extend([Expr::COUNTER, Expr::Goto(pass_name(mark).into())]);
+    Rule {
+        purpose: reason.as_str().into(),
+        expressions: matches,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Attribute numbers are from `linux/netfilter/nf_tables.h`. Integers in attributes are big-endian. Expressions are
 //! `encode::expression`'s.
 
-use super::value::{Chain, Element, Family, Rule, Set, SetKind, Table};
+use super::value::{Chain, Element, Family, Key, Rule, Set, SetKind, Table};
 
 mod expression;
 
@@ -69,6 +69,7 @@ const SET_DESCRIPTION: u16 = 9;
 const SET_DESCRIPTION_SIZE: u16 = 1;
 const SET_ID: u16 = 10;
 const SET_TIMEOUT: u16 = 11;
+const SET_USERDATA: u16 = 13;
 const SET_INTERVAL: u32 = 0x4;
 const SET_MAP: u32 = 0x8;
 const SET_TIMEOUTS: u32 = 0x10;
@@ -417,7 +418,8 @@ fn set_attributes(table: &str, set: &Set) -> Attributes {
         .text(SET_NAME, set.name)
         .u32(SET_FLAGS, flags)
         .u32(SET_KEY_TYPE, key_type)
-        .u32(SET_KEY_LENGTH, key_length);
+        .u32(SET_KEY_LENGTH, key_length)
+        .push(SET_USERDATA, &key_order(set.key));
     match set.kind {
         SetKind::Keys | SetKind::Ranges => encoded,
         SetKind::Verdicts => encoded.u32(SET_DATA_TYPE, DATA_TYPE_VERDICT),
@@ -428,6 +430,19 @@ fn set_attributes(table: &str, set: &Set) -> Attributes {
             )
             .u64(SET_TIMEOUT, timeout_ms),
     }
+}
+
+/// In which order the bytes of keys are, without which nft shows names of interfaces as nothing
+/// (`NFTNL_UDATA_SET_KEYBYTEORDER`, with nft's own `enum byteorder`).
+fn key_order(key: Key) -> [u8; 6] {
+    const HOST: u32 = 1;
+    const BIG: u32 = 2;
+    let order = match key {
+        Key::Interface => HOST,
+        Key::Ipv4 | Key::Ethernet | Key::Bytes8 => BIG,
+    };
+    let [a, b, c, d] = order.to_ne_bytes();
+    [0, 4, a, b, c, d]
 }
 
 /// What marks a rule as ours and as of this very table: its comment, as nft shows it.

@@ -128,6 +128,32 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
             ),
         ]);
     }
+    if parts.compat {
+        let passed = |marked| {
+            rule(
+                "let through by the pod's chain",
+                [from_pods(node), marked, vec![Expr::Accept]],
+            )
+        };
+        // the marks are from the table of the bridge: without it, and by a port that it does not know, nothing comes
+        rules.extend([
+            passed(marked(node.proxy)),
+            passed(marked(node.service)),
+            rule(
+                "answers to the node have no mark",
+                [
+                    from_pods(node),
+                    to_gateway(node),
+                    protocol(TCP),
+                    vec![Expr::Accept],
+                ],
+            ),
+            rule(
+                "nothing that no pod's chain has let through",
+                [from_pods(node), refuse()],
+            ),
+        ]);
+    }
     base(
         "raw_prerouting",
         ChainKind::Filter,
@@ -154,6 +180,7 @@ fn input(node: &NodeNetwork, parts: Parts) -> Chain {
             "to the proxy by redirection",
             [
                 from_pods(node),
+                marked(node.proxy),
                 to_gateway(node),
                 protocol(TCP),
                 port(node.ports.proxy),
@@ -165,6 +192,7 @@ fn input(node: &NodeNetwork, parts: Parts) -> Chain {
                 "to the DNS proxy by redirection",
                 [
                     from_pods(node),
+                    marked(node.proxy),
                     to_gateway(node),
                     protocol(number),
                     port(node.ports.dns),

@@ -318,8 +318,6 @@ pub enum Meta {
     OutputName = 7,
     /// Its IP protocol; a packet whose IP header is not whole matches no rule that has this.
     Protocol = 16,
-    /// The name of the bridge whose port it came by.
-    InputBridge = 17,
 }
 
 /// Properties of a connection, by `enum nft_ct_keys`.
