@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::support::Node;
 
 /// A node with an uplink: `outside` is a namespace at 192.0.2.1, and the default route leads there.
-fn node_with_uplink() -> Node {
+pub(crate) fn node_with_uplink() -> Node {
     let node = Node::new();
     node.sh(
         "ip netns add outside; ip link add up0 type veth peer name eth0 netns outside; \
@@ -28,10 +28,10 @@ fn node_with_uplink() -> Node {
 }
 
 /// A web server in a namespace of the node, which answers with the address that it was asked from.
-struct Server(Child);
+pub(crate) struct Server(Child);
 
 impl Server {
-    fn start(node: &Node, netns: Option<&str>, port: u16) -> Self {
+    pub(crate) fn start(node: &Node, netns: Option<&str>, port: u16) -> Self {
         let program = format!(
             "import http.server as h\n\
              class H(h.BaseHTTPRequestHandler):\n\
@@ -79,7 +79,7 @@ impl Drop for Server {
 }
 
 /// kube-proxy's part: a service address that leads to a backend.
-fn serve(node: &Node, service: &str, backend: &str) {
+pub(crate) fn serve(node: &Node, service: &str, backend: &str) {
     node.sh(&format!(
         "nft 'add table ip kube; add chain ip kube pre {{ type nat hook prerouting priority dstnat; }}; \
          add rule ip kube pre ip daddr {service} tcp dport 80 dnat to {backend}'"

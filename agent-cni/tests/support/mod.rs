@@ -101,6 +101,7 @@ impl Node {
             "cniVersion": "1.1.0",
             "name": "agents",
             "type": "agent-cni",
+            "mode": mode(),
             "nodeName": "worker-1",
             "fakeIPCIDR": POOL,
             "serviceCIDRs": ["10.96.0.0/12"],
@@ -238,6 +239,7 @@ impl Node {
             "ip -o link | grep -o 'agt[0-9a-f]*' || true; ip neigh | grep 0a:58 || true; \
              bridge fdb | grep 0a:58 || true; ls {pins}/links 2>/dev/null | grep agt || true; \
              bpftool map dump pinned {pins}/ENDPOINTS 2>/dev/null | grep key || true; \
+             nft list table bridge agent_network 2>/dev/null | grep pod_ || true; \
              ls {state} 2>/dev/null | grep '_eth0.json$' || true; ls {state}/pending 2>/dev/null || true",
             pins = self.files.path().join("bpf/agent-network/v1").display(),
             state = self.state().display(),
@@ -256,6 +258,11 @@ impl Node {
         names.sort();
         names
     }
+}
+
+/// The mode that nodes are in unless a test chooses: all tests are to hold in both.
+pub(crate) fn mode() -> String {
+    std::env::var("AGENT_NETWORK_TEST_MODE").unwrap_or_else(|_| "ebpf".into())
 }
 
 impl Drop for Node {
