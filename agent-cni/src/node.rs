@@ -79,7 +79,7 @@ async fn ready(
 ) -> Result<Node, CniError> {
     settled.store(dir)?;
     let state = settled.chosen.clone();
-    let bridge = network::ensure_node(&network(conf, &state, dir)?).await?;
+    // the data path first: it is what a later change of the mode looks for
     let plane = Plane::ensure(
         state.mode,
         &Pins::new(&conf.pin_dir),
@@ -91,6 +91,7 @@ async fn ready(
             &error,
         )
     })?;
+    let bridge = network::ensure_node(&network(conf, &state, dir)?).await?;
     Ok(Node {
         state,
         bridge,

@@ -1,9 +1,10 @@
 //! A node goes from one mode to the other, with its pods.
 //!
-//! The order is the security argument. First everything that the new mode needs stands beside the old; then every pod
-//! is in the new mode as well, and each of its packets must pass both; then the stored choice changes; and only then the
-//! old mode's part goes, pods first. Whatever the step after which the process dies, each pod is controlled by one mode
-//! or by both, and the next run finds the other mode's part still there and begins again.
+//! The order is the security argument. First every pod is in the new mode as well: each of its packets must pass both,
+//! which say the same and set the same marks. Then what redirects in the new mode stands beside the old; then the stored
+//! choice changes; and only then the old mode's part goes: its programs, its redirection, and last what is left of its
+//! data path. Whatever the step after which the process dies, each pod is controlled by one mode or by both, and the next
+//! run finds the other mode's data path still there, the first thing to come and the last to go, and begins again.
 //!
 //! Connections through the proxy end, because the proxy knows each by what its mode redirected; both ends are told so.
 //! Connections to Services and kubelet's probes go on.
@@ -56,11 +57,11 @@ pub(super) async fn run(conf: &NetConf, dir: &StateDir, settled: &Settled) -> Re
         leaving_other: true,
         ..super::network(conf, state, dir)?
     };
-    network::ensure_node(&node).await?;
     let pods = pods(dir, &rtnl).await?;
     let plane = Plane::take_over(new, &pins, &datapath_config(state), &pods).map_err(|error| {
         datapath_error(&format!("take the pods over to {}", new.as_str()), &error)
     })?;
+    network::ensure_node(&node).await?;
     settled.store(dir)?;
     leave(old, &pins, &pods).map_err(|error| {
         datapath_error(&format!("take the pods out of {}", old.as_str()), &error)
