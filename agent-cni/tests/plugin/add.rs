@@ -34,7 +34,7 @@ fn add_gives_the_pod_an_address_a_gateway_and_nothing_else() {
 
 #[test]
 fn the_pods_program_is_there_before_its_link_is_up() {
-    let node = Node::new();
+    let node = Node::in_ebpf();
     node.added("c1");
     let state: Value =
         serde_json::from_slice(&std::fs::read(node.state().join("c1_eth0.json")).unwrap()).unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::Node;
+use crate::support::{Node, concerns_mode};
 
 #[test]
 fn check_is_silent_about_a_pod_that_is_right() {
@@ -33,7 +33,7 @@ fn check_finds_whatever_was_changed() {
             "bpftool map delete pinned PINS/ENDPOINTS key $(printf '%d 0 0 0' $(cat /sys/class/net/VETH/ifindex 2>/dev/null || ip -o link show VETH | cut -d: -f1))",
             "program",
         ),
-        ("rm -r PINS", "pinned programs"),
+        ("rm -r PINS", "data path"),
         (
             "ip addr del 169.254.9.1/24 dev agentcni0",
             "address of agentcni0",
@@ -64,6 +64,9 @@ fn check_finds_whatever_was_changed() {
             "disable_ipv6",
         ),
     ] {
+        if !concerns_mode(change) {
+            continue;
+        }
         let node = Node::new();
         node.pod("c1");
         let result = node.add("c1").ok();

@@ -98,7 +98,7 @@ fn an_attachment_file_that_cannot_be_written() {
 
 #[test]
 fn a_pin_that_cannot_be_made() {
-    let node = Node::new();
+    let node = Node::in_ebpf();
     // the pod's pin is made in this directory; a read-only mount over it refuses that, and only that
     let links = node.files().join("bpf/agent-network/v1/links");
     let links = links.display();
@@ -119,7 +119,7 @@ fn a_pin_that_cannot_be_made() {
 
 #[test]
 fn no_bpf_file_system() {
-    let node = Node::new();
+    let node = Node::in_ebpf();
     node.pod("c1");
     let conf = node.with("pinDir", json!(node.files().join("plain")));
     let (code, message) = node.call("ADD", "c1", &conf).error();

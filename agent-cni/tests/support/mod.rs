@@ -115,6 +115,13 @@ impl Node {
         }
     }
 
+    /// As [`Node::new`], for what only the eBPF mode has.
+    pub(crate) fn in_ebpf() -> Self {
+        let mut node = Self::new();
+        node.conf["mode"] = json!("ebpf");
+        node
+    }
+
     /// Where state is kept.
     pub(crate) fn state(&self) -> PathBuf {
         self.files.path().join("state")
@@ -239,7 +246,7 @@ impl Node {
             "ip -o link | grep -o 'agt[0-9a-f]*' || true; ip neigh | grep 0a:58 || true; \
              bridge fdb | grep 0a:58 || true; ls {pins}/links 2>/dev/null | grep agt || true; \
              bpftool map dump pinned {pins}/ENDPOINTS 2>/dev/null | grep key || true; \
-             nft list table bridge agent_network 2>/dev/null | grep pod_ || true; \
+             nft list chains bridge 2>/dev/null | grep -o 'chain pod_agt[0-9a-f]* ' || true; \
              ls {state} 2>/dev/null | grep '_eth0.json$' || true; ls {state}/pending 2>/dev/null || true",
             pins = self.files.path().join("bpf/agent-network/v1").display(),
             state = self.state().display(),
@@ -260,7 +267,13 @@ impl Node {
     }
 }
 
-/// The mode that nodes are in unless a test chooses: all tests are to hold in both.
+/// Whether a line breaks something that the tests' mode has.
+pub(crate) fn concerns_mode(line: &str) -> bool {
+    let ebpf_only = ["PINS", "pref 100", "table 18080"];
+    mode() == "ebpf" || !ebpf_only.iter().any(|part| line.contains(part))
+}
+
+/// The mode that nodes are in unless a test chooses: all tests are to hold in both. `AGENT_NETWORK_TEST_MODE` says which.
 pub(crate) fn mode() -> String {
     std::env::var("AGENT_NETWORK_TEST_MODE").unwrap_or_else(|_| "ebpf".into())
 }
