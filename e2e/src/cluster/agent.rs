@@ -194,3 +194,21 @@ fn workloads(pods: &Value) -> Value {
     }
     Value::Object(known)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workloads_file_has_each_pod_with_its_service_account_and_labels() {
+        let pods = json!({"items": [
+            {"metadata": {"namespace": "a", "name": "x", "labels": {"app": "x"}}, "spec": {"serviceAccountName": "s"}},
+            {"metadata": {"namespace": "b", "name": "y"}, "spec": {"serviceAccountName": "default"}},
+        ]});
+        let expected = json!({
+            "a/x": {"serviceAccount": "s", "labels": {"app": "x"}},
+            "b/y": {"serviceAccount": "default", "labels": {}},
+        });
+        assert_eq!(workloads(&pods), expected);
+    }
+}
