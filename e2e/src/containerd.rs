@@ -11,12 +11,11 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::node::Node;
+use crate::cgroup;
+use crate::images::{CLIENT, Image, PAUSE};
 use crate::place::{Finished, Place};
 use crate::process::Process;
-
-/// The image of test containers: busybox and `probe`.
-const CLIENT_IMAGE: &str = "localhost/client:1";
+use crate::world::World;
 
 /// A running containerd.
 pub struct Containerd {
@@ -60,15 +59,15 @@ pub fn programs() -> Result<PathBuf> {
 }
 
 impl Containerd {
-    /// Starts it on `node`, with the images that the tests use.
+    /// Starts it on a world's node, with the images that the tests use.
     ///
     /// # Errors
     /// When a program is missing, or it doesn't come up.
-    pub fn start(node: &Node) -> Result<Containerd> {
+    pub fn start(world: &World) -> Result<Containerd> {
         let bins = programs()?;
-        let dir = node.world().dir().join("containerd");
+        let dir = world.dir().join("containerd");
         fs::create_dir_all(&dir)?;
-        let place = node.place();
+        let place = world.node();
         let prepare = format!(
             "set -e; mount --make-rshared /; mkdir -p /var/lib/containerd; mount -t tmpfs tmpfs /var/lib/containerd
             cp {}/loopback /opt/cni/bin/
@@ -84,24 +83,22 @@ impl Containerd {
             &[&program, "--config", conf],
             &[("PATH", &path)],
         )?;
-        let name = node
-            .world()
-            .dir()
-            .file_name()
-            .context("no name")?
-            .to_string_lossy()
-            .into_owned();
         let containerd = Containerd {
             place,
             bins,
             dir,
-            cgroup: format!("/agent-network-{name}"),
+            cgroup: cgroup::path_of(world),
             process: Some(process),
         };
         containerd.wait_until_up()?;
-        containerd.import("localhost/pause:1", "/pause", &[("/pause", "pause")])?;
-        containerd.import(CLIENT_IMAGE, "/bin/sleep", &[("/bin/probe", "probe")])?;
+        containerd.import(&PAUSE)?;
+        containerd.import(&CLIENT)?;
         Ok(containerd)
+    }
+
+    /// The folder with all the cluster's programs.
+    pub fn bins(&self) -> &Path {
+        &self.bins
     }
 
     /// Runs crictl.
@@ -140,7 +137,7 @@ impl Containerd {
             "linux": {"cgroup_parent": self.cgroup},
         });
         let container = json!({
-            "metadata": {"name": "main"}, "image": {"image": CLIENT_IMAGE}, "command": ["/bin/sleep", "3600"],
+            "metadata": {"name": "main"}, "image": {"image": CLIENT.reference}, "command": ["/bin/sleep", "3600"],
             "log_path": format!("{name}.log"), "linux": {},
         });
         let (pod_file, container_file) = (
@@ -181,27 +178,13 @@ impl Containerd {
         Ok(())
     }
 
-    fn import(&self, reference: &str, entrypoint: &str, files: &[(&str, &str)]) -> Result<()> {
-        let archive = self
-            .dir
-            .join(format!("{}.tar", reference.replace(['/', ':'], "-")));
-        let archive = archive.to_string_lossy().into_owned();
-        let mut line: Vec<String> = vec![
-            "python3".into(),
-            concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/mkimage.py").into(),
-            archive.clone(),
-            reference.into(),
-            json!({"Entrypoint": [entrypoint]}).to_string(),
-        ];
-        line.extend(
-            files
-                .iter()
-                .map(|(to, from)| format!("{to}={}", self.bins.join(from).display())),
-        );
-        line.push("/bin/busybox=/bin/busybox".into());
-        line.extend(["sh", "sleep", "ip", "cat"].map(|a| format!("/bin/{a}=->/bin/busybox")));
-        let line: Vec<&str> = line.iter().map(String::as_str).collect();
-        self.place.run(&line)?.success()?;
+    /// Makes an image and gives it to containerd.
+    ///
+    /// # Errors
+    /// When a program is missing, or containerd refuses the archive.
+    pub fn import(&self, image: &Image) -> Result<()> {
+        let archive = image.archive(&self.place, &self.bins, &self.dir)?;
+        let archive = archive.to_string_lossy();
         self.tool("ctr", &["-n", "k8s.io", "images", "import", &archive], &[])?
             .success()?;
         Ok(())
@@ -226,37 +209,6 @@ impl Drop for Containerd {
         if let Some(process) = self.process.take() {
             let _ = process.stop(Signal::SIGTERM, Duration::from_secs(5));
         }
-        // shims and containers outlive containerd; the world ends them, and only their empty cgroups have to go
-        let script = format!(
-            "for p in $(find /sys/fs/cgroup -path '*{0}*' -name cgroup.procs -exec cat {{}} + 2>/dev/null | sort -u); do kill -9 $p; done
-            sleep 0.3; find /sys/fs/cgroup -depth -type d -path '*{0}*' -exec rmdir {{}} + 2>/dev/null",
-            self.cgroup
-        );
-        let _ = self.place.sh(&script);
-        remove_from_host(&self.cgroup);
+        // shims and containers outlive containerd; the world ends them and removes their groups
     }
-}
-
-/// The same cgroups as this process sees them, in case the world's view of them was gone already.
-fn remove_from_host(cgroup: &str) {
-    let Ok(controllers) = fs::read_dir("/sys/fs/cgroup") else {
-        return;
-    };
-    for controller in controllers.flatten() {
-        remove_tree(&controller.path().join(cgroup.trim_start_matches('/')));
-    }
-    remove_tree(&Path::new("/sys/fs/cgroup").join(cgroup.trim_start_matches('/')));
-}
-
-fn remove_tree(dir: &Path) {
-    let Ok(entries) = fs::read_dir(dir) else {
-        return;
-    };
-    for entry in entries
-        .flatten()
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-    {
-        remove_tree(&entry.path());
-    }
-    let _ = fs::remove_dir(dir);
 }

@@ -7,9 +7,12 @@
 
 pub mod addresses;
 pub mod capture;
+pub mod cgroup;
+pub mod cluster;
 pub mod cni;
 pub mod containerd;
 pub mod demo;
+pub mod images;
 pub mod machine;
 pub mod node;
 pub mod outside;
@@ -21,6 +24,7 @@ pub mod process;
 pub mod procfs;
 pub mod secrets;
 pub mod service;
+pub mod steps;
 pub mod traffic;
 pub mod world;
 

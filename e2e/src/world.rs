@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::cgroup;
 use crate::place::Place;
 use crate::procfs;
 
@@ -46,6 +47,12 @@ echo ready
 read -r word || true
 if [ "$word" = keep ]; then while :; do sleep 3600 & wait $! || true; done; fi
 kill -9 -1 2>/dev/null || true
+for group in /sys/fs/cgroup/agent-network-"${W##*/}" /sys/fs/cgroup/*/agent-network-"${W##*/}"; do
+  for try in 1 2 3 4 5 6 7 8 9 10; do
+    [ -d "$group" ] || break
+    find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+  done
+done
 umount -l "$W/scratch" 2>/dev/null || true
 rm -rf --one-file-system "$W"
 "#;
@@ -131,6 +138,12 @@ impl World {
         &self.dir
     }
 
+    /// Its name, which no other world has or had.
+    pub fn name(&self) -> String {
+        let name = self.dir.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// The folder with the output of everything that ran.
     pub fn logs(&self) -> PathBuf {
         self.dir.join("logs")
@@ -160,6 +173,29 @@ impl World {
             self.node().run(&["ip", "netns", "add", name])?.success()?;
         }
         Ok(Place::in_world(self.pid1, path, self.logs()))
+    }
+
+    /// Puts a link between this world's node (`name`) and another's (`other_name`).
+    ///
+    /// # Errors
+    /// When one of the names is taken.
+    pub fn link(&self, name: &str, other: &World, other_name: &str) -> Result<()> {
+        // in no world's process table has the other's PID 1 a number, so only the network is entered
+        let out = Command::new("nsenter")
+            .arg(format!("--net=/proc/{}/ns/net", self.pid1))
+            .args([
+                "ip", "link", "add", name, "type", "veth", "peer", "name", other_name,
+            ])
+            .args(["netns", &other.pid1.to_string()])
+            .output()
+            .context("start nsenter (package util-linux)")?;
+        if !out.status.success() {
+            bail!(
+                "link {name} to {other_name}: {}",
+                String::from_utf8_lossy(&out.stderr).trim()
+            );
+        }
+        Ok(())
     }
 
     /// PID 1 of the world, as seen from outside.
@@ -212,12 +248,14 @@ impl Drop for World {
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
             if !matches!(self.holder.try_wait(), Ok(None)) {
+                cgroup::remove(&self.name());
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = self.holder.kill();
         let _ = self.holder.wait();
+        cgroup::remove(&self.name());
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
@@ -239,7 +277,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))
 }
 
-/// Removes the folders of worlds whose holder was killed before it could tidy up.
+/// Removes the folders and control groups of worlds whose holder was killed before it could tidy up.
 pub fn reap_leftovers() {
     let Ok(entries) = fs::read_dir(WORLDS) else {
         return;
@@ -256,6 +294,7 @@ pub fn reap_leftovers() {
             let _ = fs::remove_dir_all(&dir);
         }
     }
+    cgroup::reap();
 }
 
 fn identity_of(dir: &Path) -> Option<(i32, u64)> {

@@ -26,7 +26,7 @@ fn containerd_runs_two_sandboxes_whose_traffic_goes_through_the_proxy() {
     for name in ["one", "two"] {
         node.introduce(&PodSpec::named(name)).unwrap();
     }
-    let containerd = Containerd::start(&node).unwrap();
+    let containerd = Containerd::start(node.world()).unwrap();
     let info = containerd.crictl(&["info"]).unwrap().success().unwrap();
     let info: Value = serde_json::from_str(&info.stdout).unwrap();
     let ready = info["status"]["conditions"]
@@ -111,7 +111,7 @@ fn containerd_is_up_and_cnitool_adds_checks_and_deletes() {
         return;
     }
     let node = Node::start("cnitool").unwrap();
-    let containerd = Containerd::start(&node).unwrap();
+    let containerd = Containerd::start(node.world()).unwrap();
     node.place()
         .run(&["ip", "netns", "add", "tool"])
         .unwrap()

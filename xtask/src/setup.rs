@@ -83,7 +83,7 @@ pub(crate) fn for_tests() -> Result<()> {
     require_go()
 }
 
-/// containerd, crictl and cnitool are built from Go modules; Debian's own Go is too old for them.
+/// Kubernetes, containerd and their tools are built from Go modules; Debian's own Go is too old for them.
 fn require_go() -> Result<()> {
     let go = std::env::var_os("GO").unwrap_or_else(|| "go".into());
     let works = Command::new(&go)
@@ -94,7 +94,7 @@ fn require_go() -> Result<()> {
         return Ok(());
     }
     bail!(
-        "the tests build containerd from Go modules and `{}` doesn't run: install Go 1.26 or newer, or set GO to it",
+        "the tests build Kubernetes and containerd from Go modules and `{}` doesn't run: install Go 1.26 or newer, or set GO to it",
         go.display()
     )
 }

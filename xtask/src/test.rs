@@ -66,7 +66,8 @@ fn budgets() -> Result<()> {
     .context("loading 100,000 rules costs too much")
 }
 
-/// containerd and its tools are compiled from source the first time (minutes); that goes on beside the Rust build.
+/// Kubernetes, containerd and what belongs to them are compiled from source the first time (nine minutes of two cores);
+/// that goes on beside the Rust build.
 struct ClusterPrograms {
     build: Child,
 }
@@ -86,7 +87,7 @@ impl ClusterPrograms {
     }
 
     fn wait(mut self) -> Result<()> {
-        println!("xtask: waiting for containerd and its tools (built from source once)");
+        println!("xtask: waiting for Kubernetes and containerd (built from source once)");
         let status = self.build.wait()?;
         anyhow::ensure!(
             status.success(),

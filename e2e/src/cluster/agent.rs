@@ -1,0 +1,214 @@
+//! This project on a node of the cluster: takes it over from the primary CNI, and gives it back.
+//!
+//! Stands in for what isn't there yet: nobody tells ZeroProxy of pods but the workloads file, which is written here
+//! from what `kubectl get pods` says.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+use serde_json::{Map, Value, json};
+
+use super::{CLUSTER_DNS, Kubectl, Member, SERVICE_CIDR, eventually};
+use crate::cni::{CONF, PLUGIN, STATE_DIR};
+use crate::machine::program;
+use crate::node::{FILES, PROXY};
+use crate::place::Place;
+use crate::process::Process;
+
+/// A node that is taken over.
+pub struct Agent {
+    place: Place,
+    root: PathBuf,
+    node: String,
+    kubectl: Kubectl,
+    proxy: Process,
+}
+
+impl Agent {
+    /// Takes `member` over, with the policies of a YAML file's text. The proxy is ready before the first pod can come.
+    ///
+    /// # Errors
+    /// When a step fails, or containerd doesn't take the network up.
+    pub fn take_over(member: &Member, kubectl: &Kubectl, policies: &str) -> Result<Agent> {
+        let (place, root) = (member.place(), member.world().inside(""));
+        let inside = |path: &str| PathBuf::from(format!("{}{path}", root.display()));
+        fs::create_dir_all(inside(FILES).join("credentials"))?;
+        compile(&place, &inside(FILES), policies)?;
+        fs::write(inside(FILES).join("workloads.json"), "{}")?;
+        let conf = json!({
+            "cniVersion": "1.1.0", "name": "agent-network", "type": "agent-cni",
+            "nodeName": member.name(), "serviceCIDRs": [SERVICE_CIDR],
+        });
+        fs::copy(program("agent-cni")?, inside(PLUGIN)).context("install agent-cni")?;
+        let staged = format!("{CONF}.staged");
+        fs::write(inside(&staged), conf.to_string())?;
+        place
+            .run(&[PLUGIN, "setup", "--config", &staged])?
+            .success()?;
+        let proxy = start_proxy(&place, &inside(FILES))?;
+        fs::rename(inside(&staged), inside(CONF)).context("install the configuration")?;
+        let agent = Agent {
+            place,
+            root,
+            node: member.name().to_owned(),
+            kubectl: kubectl.clone(),
+            proxy,
+        };
+        agent.wait_for_network("agent-network")?;
+        agent.introduce_pods()?;
+        Ok(agent)
+    }
+
+    /// Tells the proxy of all pods that are on the node now.
+    ///
+    /// # Errors
+    /// When kubectl fails.
+    pub fn introduce_pods(&self) -> Result<()> {
+        let on_node = format!("--field-selector=spec.nodeName={}", self.node);
+        let pods = self.kubectl.json(&["get", "pods", "-A", &on_node])?;
+        let staged = self.inside(FILES).join("workloads.new");
+        fs::write(&staged, workloads(&pods).to_string())?;
+        fs::rename(&staged, self.inside(FILES).join("workloads.json"))?;
+        Ok(())
+    }
+
+    /// The pool that the node's agent pods have their addresses from.
+    ///
+    /// # Errors
+    /// When `node.json` can't be read.
+    pub fn pool(&self) -> Result<String> {
+        let text = fs::read_to_string(self.inside(STATE_DIR).join("node.json"))?;
+        let node: Value = serde_json::from_str(&text)?;
+        let pool = node["fakeIpCidr"].as_str();
+        Ok(pool
+            .with_context(|| format!("no pool in {text}"))?
+            .to_owned())
+    }
+
+    /// The audit lines so far.
+    ///
+    /// # Errors
+    /// When one isn't JSON.
+    pub fn audit(&self) -> Result<Vec<Value>> {
+        let text = fs::read_to_string(self.inside(FILES).join("audit.jsonl"))?;
+        text.lines()
+            .map(|l| serde_json::from_str(l).with_context(|| format!("no JSON: {l}")))
+            .collect()
+    }
+
+    /// Gives the node back: new pods are the primary CNI's. The agent pods must be gone.
+    ///
+    /// # Errors
+    /// When a step fails, or containerd doesn't take the primary network up.
+    pub fn give_back(self) -> Result<()> {
+        fs::remove_file(self.inside(CONF))?;
+        self.wait_for_network("primary")?;
+        self.proxy.stop(Signal::SIGTERM, Duration::from_secs(20))?;
+        fs::remove_file(PathBuf::from(format!("{}{PLUGIN}", self.root.display())))?;
+        Ok(())
+    }
+
+    /// Until containerd, which watches the folder, has the network as its first.
+    fn wait_for_network(&self, name: &str) -> Result<()> {
+        let bins = crate::containerd::programs()?;
+        let crictl = bins.join("crictl").to_string_lossy().into_owned();
+        eventually(
+            "containerd has the network",
+            Duration::from_secs(20),
+            || {
+                let info = self.place.run(&[&crictl, "info"])?.success()?;
+                let info: Value = serde_json::from_str(&info.stdout)?;
+                let networks = &info["cniconfig"]["Networks"];
+                let first = networks
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .find(|n| n["IFName"] == "eth0");
+                let first = first.and_then(|n| n["Config"]["Name"].as_str());
+                anyhow::ensure!(first == Some(name), "containerd has {networks}");
+                Ok(())
+            },
+        )
+    }
+
+    fn inside(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("{}{path}", self.root.display()))
+    }
+}
+
+/// What a controller would do: YAML to the runtime policy.
+fn compile(place: &Place, files: &std::path::Path, policies: &str) -> Result<()> {
+    let compiler = program("agent-controller")?.to_string_lossy().into_owned();
+    fs::write(files.join("policies.yaml"), policies)?;
+    let (from, to) = (
+        format!("{FILES}/policies.yaml"),
+        format!("{FILES}/policy.json"),
+    );
+    place
+        .run(&[&compiler, "compile", &from, "-o", &to])?
+        .success()?;
+    Ok(())
+}
+
+fn start_proxy(place: &Place, files: &std::path::Path) -> Result<Process> {
+    let config = json!({
+        "policyFile": format!("{FILES}/policy.json"),
+        "workloadsFile": format!("{FILES}/workloads.json"),
+        "credentialsDir": format!("{FILES}/credentials"),
+        "audit": {"file": format!("{FILES}/audit.jsonl")},
+        "dns": {"upstreams": [CLUSTER_DNS]},
+        "workers": 2,
+        "drainSeconds": 5,
+    });
+    fs::write(files.join("zeroproxy.json"), config.to_string())?;
+    let node = program("agent-node")?.to_string_lossy().into_owned();
+    let file = format!("{FILES}/zeroproxy.json");
+    let mut proxy = place.spawn("zeroproxy", &[&node, "zeroproxy", "--config", &file], &[])?;
+    let url = format!("http://{PROXY}/readyz");
+    eventually("the proxy is ready", Duration::from_secs(20), || {
+        anyhow::ensure!(proxy.is_running(), "it ended");
+        place
+            .run(&["curl", "-sS", "-f", "-m", "2", &url])?
+            .success()?;
+        Ok(())
+    })
+    .with_context(|| proxy.log_text())?;
+    Ok(proxy)
+}
+
+/// The workloads file for what `kubectl get pods -o json` printed.
+fn workloads(pods: &Value) -> Value {
+    let mut known = Map::new();
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        let (meta, spec) = (&pod["metadata"], &pod["spec"]);
+        if let (Some(namespace), Some(name)) = (meta["namespace"].as_str(), meta["name"].as_str()) {
+            let facts = json!({
+                "serviceAccount": spec["serviceAccountName"],
+                "labels": meta.get("labels").cloned().unwrap_or_else(|| json!({})),
+            });
+            known.insert(format!("{namespace}/{name}"), facts);
+        }
+    }
+    Value::Object(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workloads_file_has_each_pod_with_its_service_account_and_labels() {
+        let pods = json!({"items": [
+            {"metadata": {"namespace": "a", "name": "x", "labels": {"app": "x"}}, "spec": {"serviceAccountName": "s"}},
+            {"metadata": {"namespace": "b", "name": "y"}, "spec": {"serviceAccountName": "default"}},
+        ]});
+        let expected = json!({
+            "a/x": {"serviceAccount": "s", "labels": {"app": "x"}},
+            "b/y": {"serviceAccount": "default", "labels": {}},
+        });
+        assert_eq!(workloads(&pods), expected);
+    }
+}
