@@ -13,6 +13,7 @@ pub mod demo;
 pub mod machine;
 pub mod node;
 pub mod outside;
+pub mod patience;
 pub mod pki;
 pub mod place;
 pub mod pod;
