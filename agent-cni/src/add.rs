@@ -12,6 +12,7 @@ use crate::{
     check, clock,
     command::Target,
     error::{CniError, Code},
+    mode::Care,
     names,
     netconf::NetConf,
     node::{self, Node},
@@ -62,7 +63,7 @@ async fn locked(
     rtnl: &Rtnl,
     pending: &Pending,
 ) -> Result<Added, CniError> {
-    let node = node::ensure(conf, dir).await?;
+    let node = node::ensure(conf, dir, Care::Trust).await?;
     let mtu = match conf.mtu {
         Some(mtu) => mtu,
         None => link::uplink_mtu(rtnl).await?.unwrap_or(DEFAULT_MTU),

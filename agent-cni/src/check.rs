@@ -88,6 +88,7 @@ async fn locked(
         bridge,
         plane,
         _mode: None,
+        reason: None,
     };
     self::attachment(&rtnl, &node, &namespace, &attachment, 0).await
 }

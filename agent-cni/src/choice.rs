@@ -8,7 +8,7 @@ use agent_core::{
 };
 use ipnet::Ipv4Net;
 
-use crate::netconf::{NetConf, Requested};
+use crate::netconf::NetConf;
 
 /// The link-local range as a whole, which many distributions route on the uplink (zeroconf). A route that general is no
 /// use of a /24 of it.
@@ -56,6 +56,7 @@ pub(crate) enum ChoiceError {
 /// The configured range is in use or would cut live pods off, or none is free.
 pub(crate) fn choose(
     conf: &NetConf,
+    mode: Mode,
     node_name: &str,
     stored: Option<&NodeState>,
     in_use: &[Ipv4Net],
@@ -99,17 +100,9 @@ pub(crate) fn choose(
     Ok(NodeState::new(
         cidr,
         conf.service_cidrs.clone(),
-        mode(conf.mode),
+        mode,
         &pin_dir,
     )?)
-}
-
-/// The mode that a request comes to on this node.
-fn mode(requested: Requested) -> Mode {
-    match requested {
-        Requested::Auto => Mode::Ebpf,
-        Requested::This(mode) => mode,
-    }
 }
 
 fn overlap(a: Ipv4Net, b: Ipv4Net) -> bool {
@@ -132,25 +125,43 @@ mod tests {
     #[test]
     fn configured_beats_stored_beats_derived() {
         let none = conf("");
-        let derived = choose(&none, "worker-1", None, &[], &[]).unwrap();
+        let derived = choose(&none, Mode::Ebpf, "worker-1", None, &[], &[]).unwrap();
         assert_eq!(
             Some(derived.fake_ip_cidr),
             derive_fake_cidr("worker-1", &[])
         );
-        let stored = choose(&none, "renamed", Some(&derived), &[], &[]).unwrap();
+        let stored = choose(&none, Mode::Ebpf, "renamed", Some(&derived), &[], &[]).unwrap();
         assert_eq!(stored.fake_ip_cidr, derived.fake_ip_cidr);
         let configured = conf(r#", "fakeIPCIDR": "10.200.0.0/16""#);
-        let chosen = choose(&configured, "worker-1", Some(&derived), &[], &[]).unwrap();
+        let chosen = choose(
+            &configured,
+            Mode::Ebpf,
+            "worker-1",
+            Some(&derived),
+            &[],
+            &[],
+        )
+        .unwrap();
         assert_eq!(chosen.fake_ip_cidr, net("10.200.0.0/16"));
     }
 
     #[test]
     fn a_range_that_the_node_routes_is_refused_or_passed_over() {
         let configured = conf(r#", "fakeIPCIDR": "10.200.0.0/16""#);
-        let error = choose(&configured, "w", None, &[net("10.0.0.0/8")], &[]).unwrap_err();
+        let error = choose(
+            &configured,
+            Mode::Ebpf,
+            "w",
+            None,
+            &[net("10.0.0.0/8")],
+            &[],
+        )
+        .unwrap_err();
         assert!(matches!(error, ChoiceError::InUse { .. }), "{error}");
-        let first = choose(&conf(""), "w", None, &[], &[]).unwrap().fake_ip_cidr;
-        let other = choose(&conf(""), "w", None, &[first], &[])
+        let first = choose(&conf(""), Mode::Ebpf, "w", None, &[], &[])
+            .unwrap()
+            .fake_ip_cidr;
+        let other = choose(&conf(""), Mode::Ebpf, "w", None, &[first], &[])
             .unwrap()
             .fake_ip_cidr;
         assert_ne!(first, other);
@@ -159,27 +170,27 @@ mod tests {
     #[test]
     fn a_zeroconf_route_and_a_default_route_use_no_range() {
         let routes = [net("169.254.0.0/16"), net("0.0.0.0/0")];
-        assert!(choose(&conf(""), "w", None, &routes, &[]).is_ok());
+        assert!(choose(&conf(""), Mode::Ebpf, "w", None, &routes, &[]).is_ok());
     }
 
     #[test]
     fn live_pods_keep_their_range() {
-        let old = choose(&conf(""), "w", None, &[], &[]).unwrap();
+        let old = choose(&conf(""), Mode::Ebpf, "w", None, &[], &[]).unwrap();
         let new = conf(r#", "fakeIPCIDR": "10.200.0.0/16""#);
         let live = [old.fake_ip_cidr.hosts().nth(5).unwrap()];
-        let error = choose(&new, "w", Some(&old), &[], &live).unwrap_err();
+        let error = choose(&new, Mode::Ebpf, "w", Some(&old), &[], &live).unwrap_err();
         assert!(
             error.to_string().contains("drain the node first"),
             "{error}"
         );
-        assert!(choose(&new, "w", Some(&old), &[], &[]).is_ok());
+        assert!(choose(&new, Mode::Ebpf, "w", Some(&old), &[], &[]).is_ok());
     }
 
     #[test]
     fn service_cidrs_follow_the_configuration() {
-        let old = choose(&conf(""), "w", None, &[], &[]).unwrap();
+        let old = choose(&conf(""), Mode::Ebpf, "w", None, &[], &[]).unwrap();
         let conf = conf(r#", "serviceCIDRs": ["10.96.0.0/12"]"#);
-        let new = choose(&conf, "w", Some(&old), &[], &[]).unwrap();
+        let new = choose(&conf, Mode::Ebpf, "w", Some(&old), &[], &[]).unwrap();
         assert_eq!(new.service_cidrs, [net("10.96.0.0/12")]);
         assert_eq!(new.fake_ip_cidr, old.fake_ip_cidr);
     }

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
+use agent_datapath::probe::Requested;
 use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::probe::Output;
 
 /// Gives each pod of a node its Fake IP and puts the kernel programs on its link.
 ///
@@ -30,6 +33,21 @@ enum Command {
         )]
         config: PathBuf,
     },
+    /// Try what this kernel can do, and say which mode follows; changes nothing.
+    ///
+    /// Loads the real programs and writes the real rules in namespaces that end with this process. Exits 1 when the mode
+    /// asked for would not work.
+    Probe {
+        /// auto, ebpf or iptables-compat.
+        #[arg(long, default_value = "auto")]
+        mode: Requested,
+        /// Where programs would be pinned.
+        #[arg(long, value_name = "DIR", default_value = crate::netconf::DEFAULT_PIN_DIR)]
+        pin_dir: PathBuf,
+        /// A table for people, or JSON.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
 }
 
 const CONFIGURATION: &str = r#"Configuration (JSON; on stdin for a runtime, in a file for setup):
@@ -43,7 +61,7 @@ const CONFIGURATION: &str = r#"Configuration (JSON; on stdin for a runtime, in a
   pinDir           on a bpf file system (default /sys/fs/bpf/agent-network)
   coolDownSeconds  how long an address rests after DEL (default 60)
   proxy            {"port": 18080, "dnsPort": 18053}
-  mode             auto or ebpf
+  mode             auto, ebpf or iptables-compat (default: auto; `agent-cni probe` says which it is)
 
 Error codes beyond the CNI specification's:
   100  every address of the pool belongs to a pod      103  ADD repeated with another namespace
@@ -61,6 +79,15 @@ pub(crate) fn run() -> u8 {
         None => {
             println!("{}", Cli::command().render_long_help());
             0
+        }
+        Some(Command::Probe {
+            mode,
+            pin_dir,
+            output,
+        }) => {
+            let (text, works) = crate::probe::run(mode, &pin_dir, output);
+            println!("{text}");
+            u8::from(!works)
         }
         Some(Command::Setup { config }) => match crate::setup::run(&config) {
             Ok(report) => {

@@ -5,8 +5,10 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use agent_core::attachment::Mode;
-use agent_datapath::network::ProxyPorts;
+use agent_datapath::{
+    network::ProxyPorts,
+    probe::{Requested, UnknownMode},
+};
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -47,15 +49,6 @@ pub(crate) struct NetConf {
     pub(crate) prev_result: Option<Value>,
     /// GC: the attachments to keep, where the key was there.
     pub(crate) valid_attachments: Option<Vec<ValidAttachment>>,
-}
-
-/// Which mode the operator wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Requested {
-    /// Whichever is best on this node.
-    Auto,
-    /// This one.
-    This(Mode),
 }
 
 /// An attachment that GC keeps.
@@ -283,15 +276,8 @@ fn ports(proxy: Option<&RawProxy>) -> ProxyPorts {
 }
 
 fn mode(text: Option<&str>) -> Result<Requested, ConfError> {
-    match text {
-        None | Some("auto") => Ok(Requested::Auto),
-        Some("ebpf") => Ok(Requested::This(Mode::Ebpf)),
-        Some("iptables-compat") => Ok(Requested::This(Mode::IptablesCompat)),
-        Some(other) => Err(ConfError::Invalid(format!(
-            "mode \"{}\" is unknown; write auto, ebpf or iptables-compat",
-            other.chars().take(40).collect::<String>()
-        ))),
-    }
+    text.map_or(Ok(Requested::Auto), str::parse)
+        .map_err(|error: UnknownMode| ConfError::Invalid(error.to_string()))
 }
 
 fn directory(key: &str, value: Option<PathBuf>, default: &str) -> Result<PathBuf, ConfError> {

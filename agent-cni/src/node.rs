@@ -12,6 +12,7 @@ use agent_datapath::{
     network::{self, MaskedMark, NodeNetwork},
     pins::Pins,
     plane::Plane,
+    probe::{ChooseError, Reason, Report},
     routing,
     rtnl::Rtnl,
 };
@@ -22,6 +23,7 @@ use crate::{
     clock,
     error::{CniError, Code},
     lock::LockFile,
+    mode::{self, Care, Decided},
     netconf::NetConf,
     state::{StateDir, StateError},
 };
@@ -44,6 +46,8 @@ pub(crate) struct Node {
     /// Keeps its mode as it is: a pod that is attached in one mode while the node goes to the other would be left
     /// behind.
     pub(crate) _mode: Option<LockFile>,
+    /// Why this mode, when the kernel was asked.
+    pub(crate) reason: Option<Reason>,
 }
 
 /// Makes the node ready for pods: settles and stores its choices, sets its network up, loads the programs or writes the
@@ -52,19 +56,20 @@ pub(crate) struct Node {
 ///
 /// # Errors
 /// The range cannot be settled, or the kernel refuses a step.
-pub(crate) async fn ensure(conf: &NetConf, dir: &StateDir) -> Result<Node, CniError> {
+pub(crate) async fn ensure(conf: &NetConf, dir: &StateDir, care: Care) -> Result<Node, CniError> {
+    let mut decided = mode::decide(conf, dir, care)?;
     loop {
         let mode = dir.keep_mode()?;
         let lock = dir.lock_node()?;
-        let settled = settle(conf, dir).await?;
+        let settled = settle(conf, dir, &mut decided).await?;
         if !switch::is_due(conf, &settled)? {
-            return ready(conf, dir, &settled, mode).await;
+            return ready(conf, dir, &settled, mode, decided.reason()).await;
         }
         // whoever changes the mode must be alone with it
         drop((lock, mode));
         let _mode = dir.change_mode()?;
         let _lock = dir.lock_node()?;
-        let settled = settle(conf, dir).await?;
+        let settled = settle(conf, dir, &mut decided).await?;
         if switch::is_due(conf, &settled)? {
             switch::run(conf, dir, &settled).await?;
         }
@@ -76,6 +81,7 @@ async fn ready(
     dir: &StateDir,
     settled: &Settled,
     mode: LockFile,
+    reason: Option<Reason>,
 ) -> Result<Node, CniError> {
     settled.store(dir)?;
     let state = settled.chosen.clone();
@@ -97,6 +103,7 @@ async fn ready(
         bridge,
         plane,
         _mode: Some(mode),
+        reason,
     })
 }
 
@@ -118,8 +125,13 @@ impl Settled {
 }
 
 /// The one place where a node's choices are made, its mode among them (`choice::choose`).
-async fn settle(conf: &NetConf, dir: &StateDir) -> Result<Settled, CniError> {
+async fn settle(
+    conf: &NetConf,
+    dir: &StateDir,
+    decided: &mut Decided<impl Fn() -> Report>,
+) -> Result<Settled, CniError> {
     let stored = dir.node()?;
+    let mode = decided.mode(stored.as_ref())?;
     let keeps = stored.as_ref().is_some_and(|stored| {
         conf.fake_ip_cidr
             .is_none_or(|wanted| wanted == stored.fake_ip_cidr)
@@ -140,7 +152,8 @@ async fn settle(conf: &NetConf, dir: &StateDir) -> Result<Settled, CniError> {
         (in_use, live)
     };
     let name = conf.node_name.clone().unwrap_or_else(host_name);
-    let chosen = choice::choose(conf, &name, stored.as_ref(), &in_use, &live)?;
+    let mut chosen = choice::choose(conf, mode, &name, stored.as_ref(), &in_use, &live)?;
+    chosen.mode_reason = decided.words(stored.as_ref());
     Ok(Settled { stored, chosen })
 }
 
@@ -218,6 +231,12 @@ fn host_name() -> String {
 impl From<ChoiceError> for CniError {
     fn from(error: ChoiceError) -> Self {
         Self::from_error(Code::NodeCidr, &error)
+    }
+}
+
+impl From<ChooseError> for CniError {
+    fn from(error: ChooseError) -> Self {
+        Self::from_error(Code::Datapath, &error)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use serde_json::Value;
 
-use crate::{netconf, node, state::StateDir};
+use crate::{mode::Care, netconf, node, state::StateDir};
 
 /// Makes the node ready and says what it is.
 ///
@@ -22,18 +22,21 @@ pub(crate) fn run(config: &Path) -> anyhow::Result<String> {
         .build()?;
     let dir = StateDir::open(&conf.state_dir)?;
     let node = runtime
-        .block_on(node::ensure(&conf, &dir))
+        .block_on(node::ensure(&conf, &dir, Care::Probe))
         .map_err(|error| match error.details.is_empty() {
             true => anyhow!("{error}"),
             false => anyhow!("{error}: {}", error.details),
         })?;
+    let reason = node.reason.as_ref().map(ToString::to_string);
     Ok(format!(
-        "node is ready: Fake IP CIDR {}, gateway {} ({}) on {}, {} service CIDRs\nstate: {}\npins:  {}",
+        "node is ready: Fake IP CIDR {}, gateway {} ({}) on {}, {} service CIDRs\nmode:  {}: {}\nstate: {}\npins:  {}",
         node.state.fake_ip_cidr,
         node.state.gateway,
         node.state.gateway_mac,
         node.state.bridge,
         node.state.service_cidrs.len(),
+        node.state.mode.as_str(),
+        reason.as_deref().unwrap_or("settled before"),
         dir.path().display(),
         conf.pin_dir.display()
     ))

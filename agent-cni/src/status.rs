@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use agent_core::{attachment::Mode, node::NodeState};
-use agent_datapath::{network, pins::Pins, plane::Plane};
+use agent_datapath::{network, pins::Pins, plane::Plane, probe::Requested};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::{
     allocate, clock,
     error::{CniError, Code},
-    netconf::{NetConf, Requested},
+    netconf::NetConf,
     node,
     state::StateDir,
 };
@@ -19,13 +19,19 @@ use crate::{
 /// # Errors
 /// Code 50 when it cannot, 51 when pods that are there suffer too; the message says what to do.
 pub(crate) async fn status(conf: &NetConf) -> Result<(), CniError> {
-    if conf.mode != Requested::This(Mode::IptablesCompat) {
-        bpffs(&conf.pin_dir)?;
-    }
     let dir = StateDir::open(&conf.state_dir).map_err(|error| unavailable(&error))?;
     dir.probe().map_err(|error| unavailable(&error))?;
+    let stored = dir.node().map_err(|error| unavailable(&error))?;
+    // with `auto` and nothing stored the first ADD finds a mode that can do without
+    let mode = match conf.mode {
+        Requested::This(mode) => Some(mode),
+        Requested::Auto => stored.as_ref().map(|state| state.mode),
+    };
+    if mode == Some(Mode::Ebpf) {
+        bpffs(&conf.pin_dir)?;
+    }
     // nothing was ever set up: the first ADD does it
-    let Some(state) = dir.node().map_err(|error| unavailable(&error))? else {
+    let Some(state) = stored else {
         return Ok(());
     };
     let boot = clock::boot_id();

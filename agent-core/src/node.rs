@@ -80,6 +80,9 @@ pub struct NodeState {
     pub marks: Marks,
     /// How traffic is redirected.
     pub mode: Mode,
+    /// Why this mode, in words, when the kernel was asked; `auto` says here why not eBPF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_reason: Option<String>,
     /// Directory of pinned programs, maps and links.
     pub pin_dir: String,
     /// Name of the bridge.
@@ -141,6 +144,7 @@ impl NodeState {
             service_cidrs,
             marks: Marks::default(),
             mode,
+            mode_reason: None,
             pin_dir: pin_dir.to_owned(),
             bridge: BRIDGE.to_owned(),
         };

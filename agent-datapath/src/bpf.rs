@@ -13,6 +13,7 @@ use std::{
     path::Path,
 };
 
+const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_UPDATE: libc::c_long = 29;
@@ -97,6 +98,41 @@ impl PinnedLink {
         };
         bpf(BPF_LINK_DETACH, &mut detach).map(|_| ())
     }
+}
+
+/// Asks whether this process may use bpf(2) at all, by making a small map that is gone at once.
+///
+/// aya asks for the kernel's features before anything else and takes every refusal for a missing feature, so that the
+/// error which comes out in the end is about something else.
+#[expect(
+    unsafe_code,
+    reason = "takes ownership of the descriptor that the kernel returned"
+)]
+pub(crate) fn is_allowed() -> io::Result<()> {
+    const LPM_TRIE: u32 = 11;
+    const NO_PREALLOC: u32 = 1;
+    let mut create = MapCreate {
+        kind: LPM_TRIE,
+        key_size: 8,
+        value_size: 4,
+        max_entries: 1,
+        flags: NO_PREALLOC,
+    };
+    let fd = bpf(BPF_MAP_CREATE, &mut create)?;
+    // SAFETY: the call succeeded, so this is a new descriptor that nobody else owns.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// `bpf_attr` of BPF_MAP_CREATE.
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
 /// `bpf_attr` of BPF_LINK_DETACH.

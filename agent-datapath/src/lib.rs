@@ -19,6 +19,7 @@ mod nflog;
 pub mod nft;
 pub mod pins;
 pub mod plane;
+pub mod probe;
 pub mod routing;
 pub mod rtnl;
 mod shapes;

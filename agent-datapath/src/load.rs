@@ -18,7 +18,7 @@ use ipnet::Ipv4Net;
 use nix::sys::resource::{Resource, setrlimit};
 
 use crate::{
-    bpf::{LinkTarget, PinnedLink},
+    bpf::{self, LinkTarget, PinnedLink},
     filter,
     maps::{self, CounterRow, MapError, PodEndpoint},
     pins::Pins,
@@ -232,6 +232,7 @@ fn load(pins: &Pins, config: &DatapathConfig, log: DebugLog) -> Result<(), LoadE
         libc::RLIM_INFINITY,
         libc::RLIM_INFINITY,
     );
+    bpf::is_allowed().map_err(LoadError::Call)?;
     let mut object = EbpfLoader::new()
         .default_map_pin_directory(pins.dir())
         .override_global(LOG_LEVEL, &(log as u8), true)

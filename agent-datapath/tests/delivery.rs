@@ -33,7 +33,7 @@ use nix::{
         sockopt::IpTransparent,
     },
 };
-use support::{PinDir, in_new_netns, index_of, run_ip, settings};
+use support::{PinDir, in_new_netns, index_of, patience, run_ip, settings};
 
 const POD: &str = "169.254.100.2";
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 100, 1);
@@ -41,7 +41,9 @@ const WORLD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(203, 0, 113, 9), 80)
 const POD_MAC: &str = "02:00:00:00:00:02";
 const BRIDGE_MAC: &str = "02:00:00:00:00:01";
 /// Long enough for a busy machine, short enough to wait for what must not come.
-const SHORT: Duration = Duration::from_millis(700);
+fn short() -> Duration {
+    patience(Duration::from_millis(700))
+}
 
 /// A node of one pod. The calling thread is in the node's network namespace.
 struct Node {
@@ -116,7 +118,7 @@ fn new_netns() -> (std::fs::File, i32) {
         let file = std::fs::File::open("/proc/thread-self/ns/net").expect("open it");
         send.send((file, nix::unistd::gettid().as_raw()))
             .expect("hand it over");
-        thread::sleep(Duration::from_secs(5));
+        thread::sleep(patience(Duration::from_secs(5)));
     });
     receive.recv().expect("network namespace")
 }
@@ -143,14 +145,14 @@ fn tcp_listener() -> TcpListener {
 fn udp_socket() -> UdpSocket {
     let socket = UdpSocket::from(transparent(SockType::Datagram));
     socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
+        .set_read_timeout(Some(patience(Duration::from_secs(5))))
         .unwrap();
     socket
 }
 
 /// Accepts one connection, and says what address was dialled.
 fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + patience(Duration::from_secs(5));
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -166,7 +168,7 @@ fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 }
 
 fn connect(to: SocketAddrV4) -> std::io::Result<TcpStream> {
-    TcpStream::connect_timeout(&to.into(), SHORT)
+    TcpStream::connect_timeout(&to.into(), short())
 }
 
 #[test]
@@ -361,7 +363,7 @@ fn drops_are_told_at_a_limited_rate() {
             });
             let mut quic = 0;
             loop {
-                let Ok(event) = tokio::time::timeout(SHORT, events.next()).await else {
+                let Ok(event) = tokio::time::timeout(short(), events.next()).await else {
                     break;
                 };
                 let event = event.unwrap();
@@ -375,7 +377,7 @@ fn drops_are_told_at_a_limited_rate() {
                 assert_eq!((event.sport, event.dport), (40_123, 443));
                 assert_eq!(event.src.unwrap().to_string(), POD);
                 assert_eq!(event.dst.unwrap().to_string(), "203.0.113.9");
-                assert!(event.time.elapsed().unwrap() < Duration::from_secs(5));
+                assert!(event.time.elapsed().unwrap() < patience(Duration::from_secs(5)));
                 quic += 1;
             }
             assert!((1..=10).contains(&quic), "{quic} events");
@@ -415,7 +417,7 @@ fn debug_log_tells_of_drops_when_it_is_switched_on() {
             quic();
             let line = "169.254.100.2:40123 -> 203.0.113.9:443 proto=17";
             while written.text().matches(line).count() != 1 {
-                tokio::time::timeout(SHORT, log.forward())
+                tokio::time::timeout(short(), log.forward())
                     .await
                     .expect(line)
                     .unwrap();
@@ -462,7 +464,7 @@ fn frames_with_a_vlan_tag_are_dropped() {
             frame.splice(12..12, [0x81, 0x00, 0x00, 0x05]);
             send_raw("eth0", &frame);
         });
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + patience(Duration::from_secs(5));
         while node.count(Reason::Vlan) != 1 {
             assert!(Instant::now() < deadline, "{:?}", node.datapath.counters());
             thread::sleep(Duration::from_millis(10));

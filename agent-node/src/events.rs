@@ -55,11 +55,15 @@ impl Kernel {
     pub async fn follow_events(&self, mut data_path: watch::Receiver<DataPath>) {
         let mut rates = Rates::default();
         loop {
-            let attached = data_path.wait_for(|state| matches!(state, DataPath::Attached(_)));
+            let attached = data_path.wait_for(|state| !matches!(state, DataPath::Away(_)));
             let Ok(state) = attached.await.map(|state| state.clone()) else {
                 return;
             };
-            match DropEvents::open(&self.pins) {
+            let mode = match state {
+                DataPath::Redirected(_) => Mode::IptablesCompat,
+                DataPath::Attached(_) | DataPath::Away(_) => Mode::Ebpf,
+            };
+            match DropEvents::open_mode(mode, &self.pins) {
                 Ok(mut events) => loop {
                     let event = tokio::select! {
                         event = events.next() => event,
@@ -75,8 +79,9 @@ impl Kernel {
                         }
                     }
                 },
+                // Also while the process before this one still reads the log.
                 Err(error) => {
-                    tracing::error!(error = %crate::telemetry::chain(&error), "kernel drop events can't be opened");
+                    tracing::warn!(error = %crate::telemetry::chain(&error), "kernel drop events can't be opened");
                     tokio::time::sleep(RETRY).await;
                 }
             }

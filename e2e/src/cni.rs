@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+use crate::patience::slowdown;
 use crate::place::{Finished, Place};
 use crate::pod::PodSpec;
 
@@ -34,14 +35,21 @@ pub struct Addressed {
     pub gateway: Ipv4Addr,
 }
 
-/// The network configuration that the installer would write.
+/// The network configuration that the installer would write, with the mode that `AGENT_NETWORK_TEST_MODE` asks for:
+/// the same tests are run in each.
 pub fn default_conf() -> Value {
-    json!({
+    let mut conf = json!({
         "cniVersion": "1.1.0",
         "name": "agent-network",
         "type": "agent-cni",
         "serviceCIDRs": [crate::addresses::SERVICE_CIDR],
-    })
+    });
+    if let Ok(mode) = std::env::var("AGENT_NETWORK_TEST_MODE")
+        && !mode.is_empty()
+    {
+        conf["mode"] = mode.into();
+    }
+    conf
 }
 
 impl Plugin {
@@ -91,7 +99,7 @@ impl Plugin {
     /// # Errors
     /// Only when the plugin can't be started.
     pub fn raw(&self, env: &[(&str, &str)], stdin: &[u8]) -> Result<Finished> {
-        self.node.run_with(&[PLUGIN], env, stdin, 120)
+        self.node.run_with(&[PLUGIN], env, stdin, 120 * slowdown())
     }
 
     /// ADD; the network namespace must be there.

@@ -16,6 +16,7 @@ pub mod images;
 pub mod machine;
 pub mod node;
 pub mod outside;
+pub mod patience;
 pub mod pki;
 pub mod place;
 pub mod pod;

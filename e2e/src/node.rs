@@ -15,6 +15,7 @@ use crate::addresses::{DNS_SERVER, address_of};
 use crate::cni::{self, Plugin};
 use crate::machine::program;
 use crate::outside::Outside;
+use crate::patience::patience;
 use crate::place::Place;
 use crate::pod::{Pod, PodSpec};
 use crate::policy::Policy;
@@ -126,7 +127,7 @@ impl Node {
     }
 
     fn wait_for(&mut self, endpoint: &str) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + patience(Duration::from_secs(20));
         loop {
             let answer = self.get(endpoint)?;
             if answer.ok() {
@@ -280,7 +281,7 @@ impl Node {
     /// # Errors
     /// When there is none in time; the message has the last lines.
     pub fn audit_line(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + Duration::from_secs(3);
+        let deadline = Instant::now() + patience(Duration::from_secs(3));
         loop {
             let lines = self.audit()?;
             if let Some(line) = lines.iter().find(|l| wanted(l)) {

@@ -257,7 +257,7 @@ fn link(node: &Place, outside: &Place) -> Result<()> {
 pub fn wait_for_port(place: &Place, address: &str) -> Result<()> {
     let target: std::net::SocketAddr = address.parse()?;
     place.on_network(|| {
-        for _ in 0..500 {
+        for _ in 0..500 * crate::patience::slowdown() {
             if std::net::TcpStream::connect_timeout(&target, Duration::from_secs(1)).is_ok() {
                 return Ok(());
             }

@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 
+use crate::patience::slowdown;
 use crate::process::Process;
 
 /// Seconds after which a command that hasn't ended is killed (it then counts as failed, with code 124).
@@ -114,7 +115,7 @@ impl Place {
     /// # Errors
     /// Only when it can't be started; a failing command is in [`Finished::code`].
     pub fn run(&self, argv: &[&str]) -> Result<Finished> {
-        self.run_with(argv, &[], b"", LIMIT_SECONDS)
+        self.run_with(argv, &[], b"", LIMIT_SECONDS * slowdown())
     }
 
     /// Runs a shell script to its end.

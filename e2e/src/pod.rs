@@ -159,7 +159,8 @@ impl Pod {
     /// # Errors
     /// Only when curl can't be started.
     pub fn curl(&self, arguments: &[&str]) -> Result<Finished> {
-        let mut line = vec!["curl", "-sS", "-i", "--max-time", "15"];
+        let limit = (15 * crate::patience::slowdown()).to_string();
+        let mut line = vec!["curl", "-sS", "-i", "--max-time", &limit];
         line.extend(arguments);
         self.place.run(&line)
     }

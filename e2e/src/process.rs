@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::patience::patience;
 use crate::procfs;
 
 /// A running background process.
@@ -23,7 +24,7 @@ pub struct Process {
 
 impl Process {
     pub(crate) fn new(name: &str, mut wrapper: Child, log: PathBuf) -> Result<Process> {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + patience(Duration::from_secs(5));
         let pid = loop {
             if let Some(pid) = procfs::children(wrapper.id() as i32).first() {
                 break *pid;
@@ -79,7 +80,7 @@ impl Process {
     /// # Errors
     /// When it ends, or the time runs out, without.
     pub fn wait_for_output(&mut self, text: &str, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + patience(limit);
         loop {
             if self.log_text().contains(text) {
                 return Ok(());
@@ -104,7 +105,7 @@ impl Process {
     /// When it hasn't ended within `limit`.
     pub fn stop(mut self, signal: Signal, limit: Duration) -> Result<i32> {
         let _ = self.signal(signal);
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + patience(limit);
         loop {
             if let Some(status) = self.wrapper.try_wait()? {
                 return Ok(status.code().unwrap_or(-1));

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 /// # Errors
 /// When there is none in time.
 pub fn only_child(parent: i32) -> Result<i32> {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + crate::patience::patience(Duration::from_secs(5));
     loop {
         if let Some(pid) = children(parent).first() {
             return Ok(*pid);

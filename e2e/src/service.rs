@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use crate::addresses::{CLUSTER_DNS, DNS_SERVER, SERVICE_BACKEND, SERVICE_IP};
 use crate::place::Place;
 
+pub mod ipvs;
+
 /// The UDP port of the Service.
 pub const UDP_PORT: u16 = 9999;
 

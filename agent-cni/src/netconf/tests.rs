@@ -1,3 +1,4 @@
+use agent_core::attachment::Mode;
 use proptest::prelude::*;
 
 use super::*;

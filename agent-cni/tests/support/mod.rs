@@ -3,6 +3,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../../../agent-datapath/tests/support/refuse.rs"]
+pub(crate) mod refuse;
+
 use std::{
     io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},

@@ -52,6 +52,9 @@ pub enum LoadError {
         #[source]
         source: Box<LoadError>,
     },
+    /// bpf(2) is refused, whatever is asked for.
+    #[error("cannot call bpf(2)")]
+    Call(#[source] io::Error),
     /// The object could not be loaded.
     #[error("cannot load the eBPF object")]
     Object(#[source] Box<EbpfError>),
@@ -90,6 +93,7 @@ impl LoadError {
             Self::NotLoaded(_) => "not_loaded",
             Self::Shape { .. } => "shape",
             Self::Privilege { .. } => "privilege",
+            Self::Call(_) => "call",
             Self::Object(_) => "object",
             Self::Program { .. } => "program",
             Self::OtherNamespace { .. } => "other_namespace",

@@ -1,6 +1,8 @@
 //! What the kernel tests share: a network namespace and a pin directory of one's own.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
+pub(crate) mod refuse;
+
 use std::{
     env,
     net::Ipv4Addr,
@@ -8,6 +10,7 @@ use std::{
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
     thread,
+    time::Duration,
 };
 
 use agent_core::node::Marks;
@@ -82,6 +85,12 @@ impl Drop for PinDir {
         Datapath::remove(&self.pins()).expect("remove the pins");
         let _ = std::fs::remove_dir(&self.0);
     }
+}
+
+/// How long to wait on this machine: an emulated one is so many times slower (`cargo xtask kernel-matrix`).
+pub(crate) fn patience(limit: Duration) -> Duration {
+    let factor = env::var("AGENT_NETWORK_TEST_SLOWDOWN").ok();
+    limit * factor.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
 /// The settings that [`testing`]'s packets are made for.

@@ -37,7 +37,7 @@ impl Node {
     pub fn apply_policy(&self, document: &Value) -> Result<String> {
         let before = self.policy_version()?;
         self.write_policy(document)?;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + crate::patience::patience(Duration::from_secs(10));
         while Instant::now() < deadline {
             let now = self.policy_version()?;
             if now != before {

@@ -6,14 +6,14 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use super::{Toolchain, output_of};
-use crate::{run, setup};
+use super::Toolchain;
+use crate::{apt::Apt, run, setup};
 
 /// The Debian package, for the compiler release it fits.
 struct Package {
@@ -88,21 +88,8 @@ fn from_debian(library: &Path) -> Result<()> {
 
 /// Downloads and unpacks below `work`; returns the library folder there.
 fn unpack(work: &Path) -> Result<PathBuf> {
-    let apt_conf = private_apt(work)?;
-    let apt_get = |arguments: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command
-            .env("APT_CONFIG", &apt_conf)
-            .current_dir(work)
-            .args(arguments);
-        run(command.stdout(Stdio::null()))
-    };
-    apt_get(&["-q", "update"])?;
-    apt_get(&["-q", "download", &format!("rust-src={}", PACKAGE.version)])?;
-    let package = fs::read_dir(work)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|e| e == "deb"))
-        .context("apt-get downloaded nothing")?;
+    let apt = Apt::new(work, &[PACKAGE.suite])?;
+    let package = apt.download(&format!("rust-src={}", PACKAGE.version), work)?;
     let bytes = fs::read(&package).with_context(|| format!("read {}", package.display()))?;
     let hash: String = Sha256::digest(&bytes)
         .iter()
@@ -122,49 +109,4 @@ fn unpack(work: &Path) -> Result<PathBuf> {
         bail!("{} holds no library folder", package.display());
     }
     Ok(library)
-}
-
-/// Configures an apt of its own with the machine's mirror, keys and settings (a proxy), so that the machine's sources stay as they are.
-fn private_apt(work: &Path) -> Result<PathBuf> {
-    for dir in [
-        "lists/partial",
-        "cache/archives/partial",
-        "etc/preferences.d",
-    ] {
-        fs::create_dir_all(work.join(dir)).with_context(|| format!("create {dir}"))?;
-    }
-    let mirrors = output_of(
-        "apt-get",
-        &[
-            "indextargets",
-            "--format",
-            "$(REPO_URI)",
-            "Created-By: Packages",
-        ],
-    )
-    .context("apt-get lists no package sources")?;
-    let mirror = mirrors
-        .lines()
-        .find(|uri| !uri.contains("security"))
-        .context("apt-get knows no Debian mirror")?;
-    let keyring = "/usr/share/keyrings/debian-archive-keyring.gpg";
-    fs::write(
-        work.join("etc/sources.list"),
-        format!(
-            "deb [signed-by={keyring}] {mirror} {} main\n",
-            PACKAGE.suite
-        ),
-    )?;
-    let dir = work.display();
-    let conf = work.join("etc/apt.conf");
-    fs::write(
-        &conf,
-        format!(
-            "Dir \"{dir}\"; Dir::State \"{dir}\"; Dir::State::Lists \"{dir}/lists\"; \
-             Dir::State::status \"/dev/null\"; Dir::Cache \"{dir}/cache\"; Dir::Etc \"{dir}/etc\";\n\
-             Dir::Etc::main \"/etc/apt/apt.conf\"; Dir::Etc::parts \"/etc/apt/apt.conf.d\";\n\
-             Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n"
-        ),
-    )?;
-    Ok(conf)
 }

@@ -1,0 +1,150 @@
+//! Which mode this node redirects in: what is configured, what is stored, and, where that is called for, what the
+//! kernel can do.
+//!
+//! A probe loads programs into a throw-away node and takes some hundred milliseconds. `setup` and the installer
+//! always probe; an ADD does only when nothing is settled yet.
+
+use agent_core::{attachment::Mode, node::NodeState};
+use agent_datapath::probe::{self, ChooseError, Reason, Report, Requested, Stored};
+
+use crate::{clock, error::CniError, netconf::NetConf, state::StateDir};
+
+/// How sure the answer must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// What is settled is believed: on the way of an ADD.
+    Trust,
+    /// Everything is tried anew: when a person or the installer sets the node up.
+    Probe,
+}
+
+/// What is decided about the mode before the node's own record is read under its lock.
+pub(crate) struct Decided<R> {
+    requested: Requested,
+    chosen: Option<(Mode, Reason)>,
+    report: R,
+}
+
+/// Decides as far as the care asks for: nothing is probed for an ADD on a settled node.
+///
+/// # Errors
+/// When the mode asked for doesn't work here, or none does.
+pub(crate) fn decide<'a>(
+    conf: &'a NetConf,
+    dir: &StateDir,
+    care: Care,
+) -> Result<Decided<impl Fn() -> Report + use<'a>>, CniError> {
+    let mut decided = Decided {
+        requested: conf.mode,
+        chosen: None,
+        report: || probe::probe(&conf.pin_dir),
+    };
+    if care == Care::Probe {
+        let stored = dir.node()?.map(|node| Stored {
+            mode: node.mode,
+            in_use: has_pods(dir),
+        });
+        decided.choose(stored)?;
+    }
+    Ok(decided)
+}
+
+impl<R: Fn() -> Report> Decided<R> {
+    /// The mode, given what is stored. Probes when neither that nor the configuration nor an earlier probe says.
+    ///
+    /// # Errors
+    /// When no mode works here.
+    pub(crate) fn mode(&mut self, stored: Option<&NodeState>) -> Result<Mode, ChooseError> {
+        let chosen = self.chosen.as_ref().map(|(mode, _)| *mode);
+        match (self.requested, chosen.or(stored.map(|stored| stored.mode))) {
+            (Requested::This(mode), _) | (Requested::Auto, Some(mode)) => Ok(mode),
+            (Requested::Auto, None) => self.choose(None),
+        }
+    }
+
+    /// Why this mode, in words: from this probe, else from the one that settled it.
+    pub(crate) fn words(&self, stored: Option<&NodeState>) -> Option<String> {
+        match (&self.chosen, self.requested) {
+            (Some((_, reason)), _) => Some(reason.to_string()),
+            (None, Requested::Auto) => stored?.mode_reason.clone(),
+            (None, Requested::This(_)) => None,
+        }
+    }
+
+    /// Why this mode, when the kernel was asked.
+    pub(crate) fn reason(self) -> Option<Reason> {
+        self.chosen.map(|(_, reason)| reason)
+    }
+
+    fn choose(&mut self, stored: Option<Stored>) -> Result<Mode, ChooseError> {
+        let (mode, reason) = probe::choose(self.requested, stored, &(self.report)())?;
+        match &reason {
+            Reason::EbpfFails(_) => {
+                tracing::warn!(mode = mode.as_str(), reason = %reason, "redirect mode chosen");
+            }
+            _ => tracing::info!(mode = mode.as_str(), reason = %reason, "redirect mode chosen"),
+        }
+        self.chosen = Some((mode, reason));
+        Ok(mode)
+    }
+}
+
+/// Whether pods of this boot are attached; when that can't be read, they may be.
+fn has_pods(dir: &StateDir) -> bool {
+    let boot = clock::boot_id();
+    dir.attachments()
+        .map_or(true, |all| all.iter().any(|one| one.boot_id == boot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agent_datapath::attach::AttachKind;
+
+    fn stored(mode: Mode) -> NodeState {
+        let cidr = "169.254.100.0/24".parse().unwrap();
+        NodeState::new(cidr, vec![], mode, "/sys/fs/bpf/agent-network").unwrap()
+    }
+
+    fn undecided<R: Fn() -> Report>(requested: Requested, report: R) -> Decided<R> {
+        Decided {
+            requested,
+            chosen: None,
+            report,
+        }
+    }
+
+    #[test]
+    fn an_add_on_a_settled_node_probes_nothing() {
+        let unasked = || -> Report { panic!("nothing may be probed") };
+        let mut compat = stored(Mode::IptablesCompat);
+        compat.mode_reason = Some("no bpf(2)".into());
+        for (requested, wanted, words) in [
+            (Requested::Auto, Mode::IptablesCompat, Some("no bpf(2)")),
+            (Requested::This(Mode::Ebpf), Mode::Ebpf, None),
+        ] {
+            let mut decided = undecided(requested, unasked);
+            assert_eq!(decided.words(Some(&compat)).as_deref(), words);
+            assert_eq!(decided.mode(Some(&compat)).unwrap(), wanted);
+            assert_eq!(decided.reason(), None);
+        }
+    }
+
+    #[test]
+    fn the_first_add_of_a_node_probes_once() {
+        let probes = std::cell::Cell::new(0);
+        let mut decided = undecided(Requested::Auto, || {
+            probes.set(probes.get() + 1);
+            Report {
+                features: vec![],
+                ebpf: Ok(AttachKind::Tcx),
+                compat: Ok(()),
+            }
+        });
+        for _ in 0..2 {
+            assert_eq!(decided.mode(None).unwrap(), Mode::Ebpf);
+        }
+        assert_eq!(probes.get(), 1);
+        assert_eq!(decided.reason(), Some(Reason::EbpfWorks(AttachKind::Tcx)));
+    }
+}

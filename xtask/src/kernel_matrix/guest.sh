@@ -1,0 +1,30 @@
+# Process 1 of the guest. Results go to the second serial line; lines that begin with @ are for xtask.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 CI=true
+exec < /dev/null
+mount -t tmpfs tmpfs /run
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+mkdir -p /run/lock /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t cgroup2 none /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+mount -t securityfs securityfs /sys/kernel/security
+stty -F /dev/ttyS1 raw -echo
+exec > /dev/ttyS1 2>&1
+# as on a node that kubelet runs on; everything else is loaded by the kernel when it is asked for
+modprobe br_netfilter
+sysctl -qw kernel.panic=-1 kernel.printk='3 4 1 3'
+ip link set lo up
+echo "@up $(cut -d' ' -f1 /proc/uptime) $(uname -r)"
+
+# scenario INDEX SECONDS MODE COMMAND...
+scenario() {
+  local index=$1 limit=$2 mode=$3 rc start=$SECONDS
+  shift 3
+  echo "@begin $index"
+  (cd /tmp && AGENT_NETWORK_TEST_MODE=$mode timeout -k 10 "$limit" "$@") > /run/output 2>&1
+  rc=$?
+  if [ $rc = 0 ]; then grep '^test result:' /run/output; else tail -c 30000 /run/output; fi
+  echo
+  echo "@end $index $rc $((SECONDS - start))"
+}
