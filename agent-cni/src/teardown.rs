@@ -46,8 +46,8 @@ pub(crate) async fn remove(
         (known, _) => known,
     };
     link::delete_link(rtnl, &remains.host_veth).await?;
-    let indexes = [present, remains.ifindex];
-    detach(conf, &remains.host_veth, indexes.into_iter().flatten());
+    let indexes: Vec<u32> = [present, remains.ifindex].into_iter().flatten().collect();
+    detach(conf, &remains.host_veth, &indexes);
     if let Some(address) = address {
         conntrack::forget(address)?;
     }
@@ -61,7 +61,7 @@ pub(crate) async fn remove(
 }
 
 /// From both modes: a node that was on its way from one to the other has the pod in both.
-fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32> + Clone) {
+fn detach(conf: &NetConf, host_veth: &str, indexes: &[u32]) {
     let pins = Pins::new(&conf.pin_dir);
     for mode in [Mode::Ebpf, Mode::IptablesCompat] {
         match present(mode, &pins) {
@@ -73,7 +73,7 @@ fn detach(conf: &NetConf, host_veth: &str, indexes: impl Iterator<Item = u32> + 
                 }
             }
             Ok(Some(plane)) => {
-                for index in indexes.clone() {
+                for &index in indexes {
                     if let Err(error) = plane.detach_pod(index, host_veth) {
                         tracing::warn!(host_veth, index, error = %error, "data path entry stays");
                     }

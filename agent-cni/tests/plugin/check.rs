@@ -28,10 +28,10 @@ fn check_finds_whatever_was_changed() {
             "ip neigh del 169.254.9.2 dev agentcni0",
             "permanent neighbour 169.254.9.2",
         ),
-        ("rm PINS/links/VETH", "program"),
+        ("rm PINS/links/VETH", "data path of VETH"),
         (
             "bpftool map delete pinned PINS/ENDPOINTS key $(printf '%d 0 0 0' $(cat /sys/class/net/VETH/ifindex 2>/dev/null || ip -o link show VETH | cut -d: -f1))",
-            "program",
+            "data path of VETH",
         ),
         ("rm -r PINS", "data path"),
         (
@@ -82,7 +82,10 @@ fn check_finds_whatever_was_changed() {
         node.sh(&line);
         let (code, message) = node.check("c1", &result).error();
         assert_eq!(code, 104, "{change}: {message}");
-        assert!(message.contains(says), "{change}: {message}");
+        assert!(
+            message.contains(&says.replace("VETH", &veth)),
+            "{change}: {message}"
+        );
         // and an ADD of the same makes it right again
         let again = node.add("c1").ok();
         assert_eq!(again["ips"], result["ips"], "{change}");
