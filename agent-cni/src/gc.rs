@@ -3,7 +3,9 @@
 use std::net::Ipv4Addr;
 
 use agent_core::node::BRIDGE;
-use agent_datapath::{bridge, compat::Compat, conntrack, link, pins::Pins, rtnl::Rtnl};
+use agent_datapath::{
+    bridge, compat::Compat, conntrack, footprint::is_pod_link, link, pins::Pins, rtnl::Rtnl,
+};
 
 use crate::{
     command::Target,
@@ -98,7 +100,7 @@ async fn strays(conf: &NetConf, dir: &StateDir, rtnl: &Rtnl) -> Result<(), CniEr
     names.sort();
     names.dedup();
     let owned = Owned::read(dir)?;
-    names.retain(|name| names::is_host_veth(name) && !owned.veths.contains(name));
+    names.retain(|name| is_pod_link(name) && !owned.veths.contains(name));
     addresses.retain(|address| !owned.addresses.contains(address));
     for host_veth in names {
         tracing::warn!(%host_veth, "interface, pin or chain without an attachment is removed");

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use agent_core::mac::MacAddr;
-use agent_datapath::link::HOST_VETH_PREFIX as VETH_PREFIX;
+use agent_datapath::link::HOST_VETH_PREFIX;
 use sha2::{Digest, Sha256};
 
 use crate::command::Target;
@@ -18,21 +18,11 @@ pub(crate) fn host_veth(target: &Target) -> String {
         .chain_update([0])
         .chain_update(target.ifname.as_bytes())
         .finalize();
-    let mut name = String::from(VETH_PREFIX);
+    let mut name = String::from(HOST_VETH_PREFIX);
     for byte in &digest[..VETH_DIGITS / 2] {
         name.push_str(&format!("{byte:02x}"));
     }
     name
-}
-
-/// True for a name that [`host_veth`] could have made.
-pub(crate) fn is_host_veth(name: &str) -> bool {
-    name.strip_prefix(VETH_PREFIX).is_some_and(|digits| {
-        digits.len() == VETH_DIGITS
-            && digits
-                .bytes()
-                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    })
 }
 
 /// A pod's MAC: locally administered, and the same for an address whoever has it, so that no neighbour table anywhere
@@ -53,6 +43,7 @@ pub(crate) fn address_of(mac: [u8; 6]) -> Option<Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agent_datapath::footprint::is_pod_link;
 
     fn target(container_id: &str, ifname: &str) -> Target {
         Target {
@@ -65,7 +56,7 @@ mod tests {
     fn host_names_are_valid_and_differ_by_container_and_interface() {
         let name = host_veth(&target("c1", "eth0"));
         assert_eq!(name.len(), 15);
-        assert!(is_host_veth(&name));
+        assert!(is_pod_link(&name));
         assert_ne!(name, host_veth(&target("c1", "eth1")));
         assert_ne!(name, host_veth(&target("c1e", "th0")));
     }
@@ -75,18 +66,5 @@ mod tests {
         let address = Ipv4Addr::new(169, 254, 9, 2);
         assert_eq!(address_of(pod_mac(address).octets()), Some(address));
         assert_eq!(address_of([2, 0, 0, 0, 0, 1]), None);
-    }
-
-    #[test]
-    fn names_of_others_are_not_ours() {
-        for name in [
-            "agentcni0",
-            "agt",
-            "agt0123456789aG",
-            "veth01234567",
-            "agt0123456789abc",
-        ] {
-            assert!(!is_host_veth(name), "{name}");
-        }
     }
 }

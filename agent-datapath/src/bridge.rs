@@ -232,7 +232,7 @@ pub async fn hand_nothing_up(rtnl: &Rtnl, port: u32, name: &str) -> Result<(), N
 }
 
 /// What a port must be set to. Flooding off means that only frames to an address in the table reach the pod.
-fn port_flags() -> [InfoBridgePort; 7] {
+pub(crate) fn port_flags() -> [InfoBridgePort; 7] {
     [
         InfoBridgePort::Isolated(true),
         InfoBridgePort::Learning(false),

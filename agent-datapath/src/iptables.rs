@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use crate::{error::NetError, network::NodeNetwork};
 
 mod backend;
-mod command;
+pub(crate) mod command;
 mod ipset;
 mod rules;
 mod save;
@@ -21,6 +21,7 @@ mod save;
 use backend::Seen;
 pub use backend::{Backend, Choice, Why};
 use command::Tools;
+pub use ipset::NEXT as NEXT_SET;
 pub use rules::{CHAINS, SERVICES_SET};
 use save::Saved;
 

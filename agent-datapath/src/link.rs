@@ -198,6 +198,20 @@ pub async fn set_up(rtnl: &Rtnl, index: u32, name: &str) -> Result<(), NetError>
         .doing(|| format!("take {name} up"))
 }
 
+/// Takes a link down: no packet passes until it is up again.
+///
+/// # Errors
+/// `Refused` when the kernel says no.
+pub async fn set_down(rtnl: &Rtnl, index: u32, name: &str) -> Result<(), NetError> {
+    let message = LinkUnspec::new_with_index(index).down().build();
+    rtnl.handle()
+        .link()
+        .change(message)
+        .execute()
+        .await
+        .doing(|| format!("take {name} down"))
+}
+
 /// Takes a link up by its name, when it is not.
 ///
 /// # Errors

@@ -26,6 +26,7 @@ use crate::{
 
 mod dispatch;
 mod error;
+mod inspect;
 pub(crate) mod pinned;
 
 pub use error::LoadError;

@@ -76,7 +76,9 @@ pub struct NodeNetwork {
 }
 
 impl NodeNetwork {
-    fn policy_route(&self) -> PolicyRoute {
+    /// The route of marked packets to the proxy.
+    #[must_use]
+    pub fn policy_route(&self) -> PolicyRoute {
         PolicyRoute {
             iif: self.bridge.name.clone(),
             mark: self.proxy.value,
@@ -123,12 +125,22 @@ pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
     let rtnl = Rtnl::connect()?;
     let index = bridge::check(&rtnl, &node.bridge).await?;
     sysctl::check(&sysctl::node_settings(&node.bridge.name))?;
-    match node.mode {
-        Mode::Ebpf => node.policy_route().check(&rtnl).await?,
-        Mode::IptablesCompat => iptables::check(node).map(|_| ())?,
+    if node.mode == Mode::Ebpf {
+        node.policy_route().check(&rtnl).await?;
     }
-    nft::check(&ruleset::table(node, parts(node)?))?;
+    check_rules(node)?;
     Ok(index)
+}
+
+/// As [`check_node`], of the rules alone: the nftables table, and in the iptables-compat mode those of iptables.
+///
+/// # Errors
+/// The first difference.
+pub fn check_rules(node: &NodeNetwork) -> Result<(), NetError> {
+    if node.mode == Mode::IptablesCompat {
+        iptables::check(node)?;
+    }
+    nft::check(&ruleset::table(node, parts(node)?))
 }
 
 /// Removes what only the other mode needs, once no pod does any more. Fine when it is gone already.

@@ -82,7 +82,7 @@ impl PolicyRoute {
         Ok(())
     }
 
-    /// Removes rule and route; fine when they are gone.
+    /// Removes the rules that lead to our table, and whatever is in it; fine when they are gone.
     ///
     /// # Errors
     /// `Refused` when the kernel says no.
@@ -90,18 +90,30 @@ impl PolicyRoute {
         for rule in self.rules(rtnl).await? {
             self.delete_rule(rtnl, rule).await?;
         }
-        let Some(lo) = crate::link::index_of(rtnl, "lo").await? else {
-            return Ok(());
-        };
-        rtnl.handle()
-            .route()
-            .del(self.local_default(lo))
-            .execute()
-            .await
-            .doing_unless(libc::ESRCH, || {
-                format!("remove the local default route from table {}", self.table)
-            })?;
+        for route in routes(rtnl).await? {
+            if table(&route) != self.table {
+                continue;
+            }
+            rtnl.handle()
+                .route()
+                .del(route)
+                .execute()
+                .await
+                .doing_unless(libc::ESRCH, || {
+                    format!("remove a route from table {}", self.table)
+                })?;
+        }
         Ok(())
+    }
+
+    /// How many rules lead to our table, and how many routes are in it.
+    ///
+    /// # Errors
+    /// `Refused` when the kernel cannot be asked.
+    pub async fn traces(&self, rtnl: &Rtnl) -> Result<(usize, usize), NetError> {
+        let routes = routes(rtnl).await?;
+        let routes = routes.iter().filter(|route| table(route) == self.table);
+        Ok((self.rules(rtnl).await?.len(), routes.count()))
     }
 
     /// Compares with what the kernel has.
@@ -279,6 +291,19 @@ pub async fn networks_in_use(rtnl: &Rtnl, except: &str) -> Result<Vec<Ipv4Net>, 
         .filter_map(destination)
         .filter(|net| net.prefix_len() > 0)
         .collect();
+    networks.extend(networks_of_addresses(rtnl, except).await?);
+    networks.sort();
+    networks.dedup();
+    Ok(networks)
+}
+
+/// The IPv4 networks that the node's own addresses are in, apart from those of the interface `except`.
+///
+/// # Errors
+/// `Refused` when the kernel cannot be asked.
+pub async fn networks_of_addresses(rtnl: &Rtnl, except: &str) -> Result<Vec<Ipv4Net>, NetError> {
+    let ours = crate::link::index_of(rtnl, except).await?;
+    let mut networks = Vec::new();
     let mut addresses = rtnl.handle().address().get().execute();
     while let Some(message) = addresses
         .try_next()
@@ -299,8 +324,6 @@ pub async fn networks_in_use(rtnl: &Rtnl, except: &str) -> Result<Vec<Ipv4Net>, 
             }
         }));
     }
-    networks.sort();
-    networks.dedup();
     Ok(networks)
 }
 

@@ -178,6 +178,35 @@ pub fn restore(settings: &[Setting], record: &Path) -> Result<(), NetError> {
         .map_err(|source| NetError::refused(format!("remove {}", record.display()), source))
 }
 
+/// Settings that [`restore`] would put back: name, value now, value from before.
+///
+/// # Errors
+/// `Refused` when the record is there and cannot be read.
+pub fn unrestored(
+    settings: &[Setting],
+    record: &Path,
+) -> Result<Vec<(String, String, String)>, NetError> {
+    let recorded = match fs::read_to_string(record) {
+        Ok(text) => parse(&text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => {
+            return Err(NetError::refused(
+                format!("read {}", record.display()),
+                source,
+            ));
+        }
+    };
+    Ok(settings
+        .iter()
+        .filter(|setting| setting.record)
+        .filter_map(|setting| {
+            let before = recorded.get(&setting.name())?;
+            let now = read(&setting.file()).ok()?;
+            (now == setting.value && now != *before).then(|| (setting.name(), now, before.clone()))
+        })
+        .collect())
+}
+
 fn read(file: &Path) -> io::Result<String> {
     fs::read_to_string(file).map(|text| text.trim().to_owned())
 }

@@ -59,7 +59,7 @@ fn backend_of(program: &Path) -> Option<Backend> {
 }
 
 /// The program of this name.
-pub(super) fn find(name: &str) -> Option<PathBuf> {
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .filter(|directory| directory.is_absolute())
@@ -89,7 +89,7 @@ pub(super) fn restore(tools: &Tools, text: &str) -> Result<(), NetError> {
 ///
 /// # Errors
 /// `Refused` with what it says about why.
-pub(super) fn run(
+pub(crate) fn run(
     program: &Path,
     arguments: &[&str],
     input: &str,

@@ -11,7 +11,7 @@ use super::{
 use crate::error::NetError;
 
 /// Filled, and then swapped with the one in use, so that no packet sees half of it.
-const NEXT: &str = "agent-cni-next";
+pub const NEXT: &str = "agent-cni-next";
 
 /// Makes the set, when there are many networks and ipset works; answers whether rules can use it.
 ///
