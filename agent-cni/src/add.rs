@@ -9,7 +9,7 @@ use crate::{
     allocate,
     apply::Work,
     args::{self, ArgsError},
-    check, clock,
+    check, claim, clock,
     command::Target,
     error::{CniError, Code},
     mode::Care,
@@ -43,12 +43,17 @@ pub(crate) async fn add(
             "agent-cni makes the pod's interface and must be the first plugin of its list, but a prevResult was passed",
         ));
     }
+    claim::refuse_if_rolled_back(&conf.state_dir)?;
     let pod = args::parse(args)?;
     let namespace = Netns::open_pod(netns)?;
     let dir = StateDir::open(&conf.state_dir)?;
     let rtnl = Rtnl::connect()?;
     let pending = dir.lock_attachment(target)?;
-    let added = locked(conf, target, &namespace, pod, &dir, &rtnl, &pending).await;
+    // again, now that a rollback that begins waits for us
+    let added = match claim::refuse_if_rolled_back(&conf.state_dir) {
+        Ok(()) => locked(conf, target, &namespace, pod, &dir, &rtnl, &pending).await,
+        Err(refused) => Err(refused),
+    };
     // also after a failure: what was made is undone, so the claim on the address ends
     pending.done()?;
     added

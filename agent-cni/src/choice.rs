@@ -96,7 +96,8 @@ pub(crate) fn choose(
             derive_fake_cidr(node_name, &taken).ok_or(ChoiceError::NoneFree)?
         }
     };
-    let pin_dir = conf.pin_dir.to_string_lossy();
+    let pin_dir = conf.pin_dir_on_host();
+    let pin_dir = pin_dir.to_string_lossy();
     Ok(NodeState::new(
         cidr,
         conf.service_cidrs.clone(),

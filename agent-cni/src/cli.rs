@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use agent_datapath::probe::Requested;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::probe::Output;
+use crate::{install, probe::Output, rollback};
 
 /// Gives each pod of a node its Fake IP and puts the kernel programs on its link.
 ///
@@ -48,6 +48,17 @@ enum Command {
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Take this node over, and keep it right until the process ends.
+    ///
+    /// Looks whether the node can be taken over and names everything that is in the way. Sets the node up, puts the
+    /// plugin into the runtime's directory and the configuration, last, into net.d; then compares everything with what
+    /// it must be each second, and mends what somebody changed. Ending it removes nothing: that is what rollback is for.
+    Install(Box<install::InstallOptions>),
+    /// Give this node back: remove everything that is agent-network's, configuration first.
+    ///
+    /// Works with pods still running (they lose their network and are named, to be recreated), twice, and on a node that
+    /// was half installed or installed by another version. An installer that runs does nothing any more.
+    Rollback(rollback::RollbackOptions),
 }
 
 const CONFIGURATION: &str = r#"Configuration (JSON; on stdin for a runtime, in a file for setup):
@@ -68,7 +79,7 @@ Error codes beyond the CNI specification's:
   101  the kernel refused a link, route or rule        104  CHECK found a difference
   102  a program could not be loaded or attached       105  the Fake IP CIDR cannot be settled
 
-Environment: AGENT_CNI_LOG=error|warn|info|debug (stderr; default warn)
+Environment: AGENT_CNI_LOG=error|warn|info|debug (stderr; default warn, info for install and rollback)
 Exit codes: 0 done, 1 failed, 2 wrong usage
 
 Try it: echo '{"cniVersion": "1.1.0"}' | CNI_COMMAND=VERSION agent-cni"#;
@@ -89,6 +100,8 @@ pub(crate) fn run() -> u8 {
             println!("{text}");
             u8::from(!works)
         }
+        Some(Command::Install(options)) => told(install::run(&options)),
+        Some(Command::Rollback(options)) => told(rollback::run(&options)),
         Some(Command::Setup { config }) => match crate::setup::run(&config) {
             Ok(report) => {
                 println!("{report}");
@@ -100,6 +113,13 @@ pub(crate) fn run() -> u8 {
             }
         },
     }
+}
+
+fn told(outcome: anyhow::Result<u8>) -> u8 {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("agent-cni: {error:#}");
+        1
+    })
 }
 
 #[cfg(test)]

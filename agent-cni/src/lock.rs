@@ -47,6 +47,15 @@ impl LockFile {
         }
     }
 
+    /// Takes the lock, making the file where there is none; `None` when somebody has it.
+    ///
+    /// # Errors
+    /// The file cannot be made or locked.
+    pub(crate) fn try_acquire(path: &Path) -> io::Result<Option<Self>> {
+        open(path)?;
+        Self::try_existing(path)
+    }
+
     /// Takes the lock of a file that is there and that nobody has; `None` when somebody does or it is gone.
     ///
     /// # Errors
@@ -89,7 +98,8 @@ impl LockFile {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
+/// Opens a lock file, making it where there is none.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -98,7 +108,8 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
+/// Whether the open file still has this name.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(held), Ok(named)) = (file.metadata(), std::fs::metadata(path)) else {
         return false;
     };

@@ -9,12 +9,15 @@ mod apply;
 mod args;
 mod check;
 mod choice;
+mod claim;
 mod cli;
 mod clock;
 mod command;
 mod del;
 mod error;
 mod gc;
+mod install;
+mod listeners;
 mod lock;
 mod mode;
 mod names;
@@ -24,6 +27,7 @@ mod plan;
 mod plugin;
 mod probe;
 mod result;
+mod rollback;
 mod setup;
 mod state;
 mod status;
@@ -33,12 +37,17 @@ mod version;
 use std::{io::IsTerminal, process::ExitCode};
 
 fn main() -> ExitCode {
+    // a person, or a container's log, wants to see what these do
+    let level = match std::env::args().nth(1).as_deref() {
+        Some("install" | "rollback") => "info",
+        _ => "warn",
+    };
     // stdout belongs to the protocol
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("AGENT_CNI_LOG")
-                .unwrap_or_else(|_| "warn".into()),
+                .unwrap_or_else(|_| level.into()),
         )
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())

@@ -3,7 +3,10 @@
 //! Keys that runtimes may add are let through; a key that looks like one of ours misspelt is refused, because it would
 //! silently have no effect. What depends on the node (routes, earlier choices) is `node`'s to check.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use agent_datapath::{
     network::ProxyPorts,
@@ -39,6 +42,8 @@ pub(crate) struct NetConf {
     pub(crate) state_dir: PathBuf,
     /// The pins' directory.
     pub(crate) pin_dir: PathBuf,
+    /// Below which this process sees the host's files: `/` but for an installer in a container.
+    pub(crate) host_root: PathBuf,
     /// Seconds an address rests after DEL.
     pub(crate) cool_down_seconds: u64,
     /// Where the proxy listens.
@@ -49,6 +54,25 @@ pub(crate) struct NetConf {
     pub(crate) prev_result: Option<Value>,
     /// GC: the attachments to keep, where the key was there.
     pub(crate) valid_attachments: Option<Vec<ValidAttachment>>,
+}
+
+impl NetConf {
+    /// The same configuration for a process that sees the host's files below `root`.
+    pub(crate) fn seen_below(mut self, root: &Path) -> Self {
+        for path in [&mut self.state_dir, &mut self.pin_dir] {
+            *path = root.join(path.strip_prefix("/").unwrap_or(path));
+        }
+        self.host_root = root.to_owned();
+        self
+    }
+
+    /// The pins' directory as the host's processes name it, which is what is told to them.
+    pub(crate) fn pin_dir_on_host(&self) -> PathBuf {
+        match self.pin_dir.strip_prefix(&self.host_root) {
+            Ok(below) => Path::new("/").join(below),
+            Err(_) => self.pin_dir.clone(),
+        }
+    }
 }
 
 /// An attachment that GC keeps.
@@ -214,6 +238,7 @@ pub(crate) fn parse(stdin: &[u8]) -> Result<NetConf, ConfError> {
         mtu: raw.mtu.map(mtu).transpose()?,
         state_dir: directory("stateDir", raw.state_dir, DEFAULT_STATE_DIR)?,
         pin_dir: directory("pinDir", raw.pin_dir, DEFAULT_PIN_DIR)?,
+        host_root: PathBuf::from("/"),
         cool_down_seconds: raw
             .cool_down_seconds
             .unwrap_or(agent_core::ipam::DEFAULT_COOLDOWN_SECS),

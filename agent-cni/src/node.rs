@@ -192,6 +192,7 @@ pub(crate) fn network(
     })
 }
 
+/// What the programs are told about the node.
 pub(crate) fn datapath_config(state: &NodeState) -> DatapathConfig {
     DatapathConfig {
         gateway: state.gateway,

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use serde_json::Value;
 
-use crate::{mode::Care, netconf, node, state::StateDir};
+use crate::{claim, mode::Care, netconf, node, state::StateDir};
 
 /// Makes the node ready and says what it is.
 ///
@@ -20,6 +20,7 @@ pub(crate) fn run(config: &Path) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
+    claim::refuse_if_rolled_back(&conf.state_dir)?;
     let dir = StateDir::open(&conf.state_dir)?;
     let node = runtime
         .block_on(node::ensure(&conf, &dir, Care::Probe))
@@ -43,7 +44,7 @@ pub(crate) fn run(config: &Path) -> anyhow::Result<String> {
 }
 
 /// The plugin's own configuration: the file itself, or its entry in a list, which lends it name and version.
-fn plugin_of(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn plugin_of(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
     let value: Value = serde_json::from_slice(bytes).context("it is not JSON")?;
     let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
         return Ok(bytes.to_vec());

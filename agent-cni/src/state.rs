@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! node.json                     the node's choices
+//! version, install.json         what is installed, and what the installer says of itself
 //! <containerid>_<ifname>.json   one per attachment; complete, or not there
 //! pending/<containerid>_<ifname>  lock of a running verb on that attachment; an ADD's holds its reservation
 //! released                      addresses with the second they were released
@@ -24,6 +25,7 @@ use agent_core::{
     attachment::{Attachment, file_name},
     node::NodeState,
 };
+use agent_datapath::footprint::INSTALL_STATUS;
 use serde::{Deserialize, Serialize};
 
 use crate::{clock, command::Target, lock::LockFile};
@@ -85,6 +87,11 @@ impl StateDir {
         Ok(state)
     }
 
+    /// True for files of the directory that are no attachment's.
+    pub(crate) fn is_not_an_attachment(name: &str) -> bool {
+        [agent_core::node::FILE_NAME, INSTALL_STATUS].contains(&name) || !name.ends_with(".json")
+    }
+
     /// Where sysctl values from before are kept.
     pub(crate) fn sysctl_record(&self) -> PathBuf {
         self.path.join("sysctls")
@@ -107,6 +114,20 @@ impl StateDir {
         let path = self.pending_dir().join(stem(target));
         LockFile::acquire(&path)
             .map(|lock| Pending { lock })
+            .map_err(doing("lock", &path))
+    }
+
+    /// As [`Self::lock_attachment`]; `None` when a verb runs on it.
+    ///
+    /// # Errors
+    /// The lock file cannot be made.
+    pub(crate) fn try_lock_attachment(
+        &self,
+        target: &Target,
+    ) -> Result<Option<Pending>, StateError> {
+        let path = self.pending_dir().join(stem(target));
+        LockFile::try_acquire(&path)
+            .map(|lock| lock.map(|lock| Pending { lock }))
             .map_err(doing("lock", &path))
     }
 
@@ -182,7 +203,7 @@ impl StateDir {
         for entry in fs::read_dir(&self.path).map_err(doing("read", &self.path))? {
             let name = entry.map_err(doing("read", &self.path))?.file_name();
             let Some(name) = name.to_str() else { continue };
-            if name == agent_core::node::FILE_NAME || !name.ends_with(".json") {
+            if Self::is_not_an_attachment(name) {
                 continue;
             }
             let read = self.read(&self.path.join(name), &|bytes| {
@@ -267,6 +288,11 @@ impl StateDir {
         LockFile::try_existing(&path)
             .map(|lock| lock.map(|lock| Pending { lock }))
             .map_err(doing("lock", &path))
+    }
+
+    /// Whether a lock file of this name is there.
+    pub(crate) fn is_reserved(&self, name: &str) -> bool {
+        self.pending_dir().join(name).exists()
     }
 
     /// Released addresses with the second of their release.
@@ -355,7 +381,10 @@ impl StateDir {
     }
 
     /// Temporary file, fsync, rename, fsync of the directory.
-    fn replace(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
+    ///
+    /// # Errors
+    /// A step of writing failed; what was there before is there then.
+    pub(crate) fn replace(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         let path = self.path.join(name);
         let temporary = self.path.join(format!("{name}.tmp"));
         let write = || -> io::Result<()> {

@@ -68,7 +68,7 @@ async fn established(conf: &NetConf, dir: &StateDir, state: &NodeState) -> Resul
 }
 
 /// The pins' directory, or the nearest one above it that is there, must be on a bpf file system.
-fn bpffs(pin_dir: &Path) -> Result<(), CniError> {
+pub(crate) fn bpffs(pin_dir: &Path) -> Result<(), CniError> {
     let nearest = pin_dir
         .ancestors()
         .find(|path| path.exists())

@@ -17,6 +17,8 @@ use crate::file_watch::read_open;
 
 /// Not an attachment, but in the same folder.
 const NODE_FILE: &str = "node.json";
+/// What the installer says of itself.
+const INSTALL_FILE: &str = "install.json";
 /// One attachment has about 500 bytes.
 const MAX_ATTACHMENT_BYTES: u64 = 64 * 1024;
 /// The largest pool of Fake IPs that a node can serve, and the end of what is read.
@@ -82,7 +84,10 @@ impl StateDir {
         for entry in std::fs::read_dir(&self.path)?.take(MAX_FILES) {
             let name = entry?.file_name();
             let Some(text) = name.to_str() else { continue };
-            if !text.ends_with(".json") || text.starts_with('.') || text == NODE_FILE {
+            if !text.ends_with(".json")
+                || text.starts_with('.')
+                || [NODE_FILE, INSTALL_FILE].contains(&text)
+            {
                 continue;
             }
             match self.look(&name) {

@@ -1,0 +1,291 @@
+//! `agent-cni install`: takes a node over, and keeps it right until the process ends. Ending removes nothing: an
+//! installer that is shut down, evicted or upgraded is not an uninstallation; `agent-cni rollback` is.
+
+mod options;
+mod pass;
+mod plan;
+mod pods;
+mod preflight;
+mod report;
+mod stage;
+mod watch;
+
+use agent_datapath::footprint::Places;
+use anyhow::Context;
+
+pub(crate) use self::options::{InstallOptions, PlaceOptions};
+use self::{
+    pass::Installer,
+    preflight::Facts,
+    report::{Found, HEARTBEAT_SECONDS, Problem, Status},
+    watch::{Wake, Watch},
+};
+use crate::{
+    claim::{Claim, Role, Standing},
+    clock,
+    netconf::{self, NetConf},
+    state::StateDir,
+};
+
+const DONE: u8 = 0;
+const NOT_READY: u8 = 1;
+
+/// Does what the options say; answers the exit code.
+///
+/// # Errors
+/// The options cannot be used, or the process cannot start its work at all.
+pub(crate) fn run(options: &InstallOptions) -> anyhow::Result<u8> {
+    let places = options.places.places();
+    if options.ready {
+        return ready(&places);
+    }
+    let text = options.conf_text();
+    let conf = netconf::parse(text.as_bytes())?.seen_below(&options.places.host_root);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let installer = Installer::new(places.clone(), conf.clone(), text, &pass::own_program())?;
+        let work = Work::start(places, conf, installer)?;
+        match options.once {
+            true => work.once().await,
+            false => work.keep().await,
+        }
+    })
+}
+
+fn ready(places: &Places) -> anyhow::Result<u8> {
+    let status = Status::read(&places.state_dir)
+        .with_context(|| format!("cannot read the status in {}", places.state_dir.display()))?;
+    match report::not_ready(status.as_ref(), clock::now_seconds()) {
+        None => {
+            println!("ready");
+            Ok(DONE)
+        }
+        Some(why) => {
+            println!("not ready: {why}");
+            Ok(NOT_READY)
+        }
+    }
+}
+
+/// An installer at work.
+struct Work {
+    places: Places,
+    conf: NetConf,
+    installer: Installer,
+    claim: Option<Claim>,
+    status: Status,
+    /// Whether a pass of this process found everything right: what differs from then on was broken by somebody.
+    settled: bool,
+    /// The status that is in the file.
+    written: Option<Status>,
+}
+
+impl Work {
+    /// Takes the say over the node.
+    fn start(places: Places, conf: NetConf, installer: Installer) -> anyhow::Result<Self> {
+        let before = Status::read(&places.state_dir).unwrap_or_default();
+        if let Some(from) = before
+            .as_ref()
+            .map(|status| status.version.as_str())
+            .filter(|version| *version != env!("CARGO_PKG_VERSION"))
+        {
+            tracing::info!(
+                from,
+                to = env!("CARGO_PKG_VERSION"),
+                "another version is replaced"
+            );
+        }
+        let mut work = Self {
+            places,
+            conf,
+            installer,
+            claim: None,
+            status: Status::new(before),
+            settled: false,
+            written: None,
+        };
+        work.take_claim()?;
+        Ok(work)
+    }
+
+    fn take_claim(&mut self) -> anyhow::Result<()> {
+        // the lock is let go at once; each pass takes it again
+        let (claim, _lock) = Claim::take(&self.places, Role::Installer)?;
+        self.claim = Some(claim);
+        Ok(())
+    }
+
+    async fn once(mut self) -> anyhow::Result<u8> {
+        self.pass().await;
+        self.end();
+        for problem in &self.status.problems {
+            eprintln!("agent-cni: {}; {}", problem.what, problem.remedy);
+        }
+        Ok(match self.status.ready {
+            true => {
+                println!("node is ready");
+                DONE
+            }
+            false => NOT_READY,
+        })
+    }
+
+    async fn keep(mut self) -> anyhow::Result<u8> {
+        let mut watch = Watch::new(vec![
+            self.places.conf_dir.clone(),
+            self.places.bin_dir.clone(),
+        ])?;
+        loop {
+            self.pass().await;
+            if watch.next(self.installer.every()).await == Wake::End {
+                break;
+            }
+        }
+        tracing::info!("the installer ends; the node stays as it is");
+        self.sign_off();
+        self.end();
+        Ok(DONE)
+    }
+
+    /// One look at everything; says what it found.
+    async fn pass(&mut self) {
+        let Some(mut claim) = self.claim.take() else {
+            return;
+        };
+        let before = self.status.problems.clone();
+        let noted = std::mem::take(&mut self.status.notes);
+        match claim.standing() {
+            // held until the pass is over
+            Ok(Standing::Mine(_lock)) => {
+                self.work().await;
+                self.report();
+            }
+            // whoever has the say writes the status, or removes it
+            Ok(Standing::Busy) => {
+                self.fail("a rollback or another installer is at work", "wait");
+            }
+            Ok(Standing::Lost(owner)) => {
+                let (what, remedy) = match owner.role {
+                    Role::Rollback => (
+                        "the node was rolled back",
+                        "remove this installer; to take the node over again, restart it",
+                    ),
+                    Role::Installer => ("another installer has started since", "remove this one"),
+                };
+                self.fail(&format!("{what} ({})", owner.since), remedy);
+            }
+            Err(error) => {
+                let problem = Problem::of(&error);
+                self.fail(&problem.what, &problem.remedy);
+            }
+        }
+        self.claim = Some(claim);
+        if self.status.problems != before {
+            for problem in &self.status.problems {
+                tracing::error!(problem = %problem.what, remedy = %problem.remedy, "the node is not ready");
+            }
+            if self.status.problems.is_empty() {
+                tracing::info!("the node is ready");
+            }
+        }
+        if self.status.notes != noted {
+            for note in &self.status.notes {
+                tracing::warn!(%note, "noted");
+            }
+        }
+    }
+
+    async fn work(&mut self) {
+        let facts = preflight::look(&self.places, &self.conf).await;
+        let problems = preflight::problems(&facts, &self.conf);
+        if !problems.is_empty() && !self.installer.is_installed() {
+            // nothing of a node is touched that cannot be taken over
+            self.status.problems = problems;
+            self.status.ready = false;
+            return;
+        }
+        let outcome = self.installer.pass().await;
+        self.tell(&outcome.found);
+        self.status.problems = problems;
+        self.status.problems.extend(outcome.problems);
+        self.status.notes = outcome.notes;
+        self.status.notes.extend(note(&facts));
+        self.status.ready = self.status.problems.is_empty();
+        self.settled |= self.status.ready;
+    }
+
+    /// One event for each thing that was mended.
+    fn tell(&mut self, found: &[Found]) {
+        for found in found {
+            let kind = found.kind.label();
+            match self.settled {
+                true => tracing::warn!(kind, found = %found.what, "repaired"),
+                false => tracing::info!(kind, found = %found.what, "installed"),
+            }
+        }
+        if self.settled {
+            self.status.count(found);
+        }
+    }
+
+    fn fail(&mut self, what: &str, remedy: &str) {
+        self.status.ready = false;
+        self.status.problems = vec![Problem::new(what, remedy)];
+    }
+
+    /// Writes the status, when it is new or the one in the file grows old.
+    fn report(&mut self) {
+        let state = &self.places.state_dir;
+        // nothing was begun yet, and this is no reason to begin
+        if !state.exists() {
+            return;
+        }
+        let now = clock::now_seconds();
+        let same = self.written.as_ref().is_some_and(|written| {
+            now.saturating_sub(written.heartbeat) < HEARTBEAT_SECONDS
+                && Status {
+                    heartbeat: written.heartbeat,
+                    ..self.status.clone()
+                } == *written
+        });
+        if same {
+            return;
+        }
+        self.status.heartbeat = now;
+        let written = StateDir::open(state)
+            .map_err(|error| error.to_string())
+            .and_then(|dir| self.status.write(&dir).map_err(|error| error.to_string()));
+        match written {
+            Ok(()) => self.written = Some(self.status.clone()),
+            Err(error) => {
+                // once: a disk stays full for more than a second
+                if self.written.take().is_some() {
+                    tracing::error!(%error, "the status cannot be written");
+                }
+            }
+        }
+    }
+
+    /// Says that nobody keeps the node any more, where this installer still has the say.
+    fn sign_off(&mut self) {
+        let standing = self.claim.as_mut().map(Claim::standing);
+        if let Some(Ok(Standing::Mine(_lock))) = standing {
+            self.fail("the installer has ended", "start it again");
+            self.report();
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            claim.end(&self.places);
+        }
+    }
+}
+
+fn note(facts: &Facts) -> Option<String> {
+    (!preflight::has_primary(&facts.confs)).then(|| {
+        "no other network is configured in net.d: after a rollback the node has none".to_owned()
+    })
+}

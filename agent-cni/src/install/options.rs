@@ -1,0 +1,204 @@
+//! What `agent-cni install` is told, and the CNI configuration that follows from it.
+
+use std::path::{Path, PathBuf};
+
+use agent_datapath::{
+    footprint::{CONF_VERSION_KEY, Places},
+    probe::Requested,
+};
+use clap::Args;
+use ipnet::Ipv4Net;
+use serde_json::{Map, Value, json};
+
+use crate::netconf::{DEFAULT_PIN_DIR, DEFAULT_STATE_DIR};
+
+/// What everybody's runtime speaks; STATUS and GC come with 1.1.0.
+const DEFAULT_CNI_VERSION: &str = "1.0.0";
+const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
+const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
+
+/// Where things lie on the host; `install` and `rollback` must be told the same.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PlaceOptions {
+    /// Below which the host's files are: /host in a container that mounts them there.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(crate) host_root: PathBuf,
+    /// Where the runtime looks for plugins.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_BIN_DIR, value_parser = absolute)]
+    pub(crate) bin_dir: PathBuf,
+    /// Where the runtime looks for network configurations.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_CONF_DIR, value_parser = absolute)]
+    pub(crate) conf_dir: PathBuf,
+    /// Where attachments and the node's choices are kept.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR, value_parser = absolute)]
+    pub(crate) state_dir: PathBuf,
+    /// Where programs, maps and links are pinned; on a bpf file system.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR, value_parser = absolute)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+/// What `agent-cni install` is told.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct InstallOptions {
+    #[command(flatten)]
+    pub(crate) places: PlaceOptions,
+    /// Destinations that kube-proxy serves, such as 10.96.0.0/12.
+    ///
+    /// Find yours: kubectl cluster-info dump | grep -m1 service-cluster-ip-range
+    #[arg(
+        long = "service-cidrs",
+        value_name = "CIDR,…",
+        value_delimiter = ',',
+        required_unless_present = "ready"
+    )]
+    pub(crate) service_cidrs: Vec<Ipv4Net>,
+    /// The pods' addresses, /8 to /30 (default: a /24 of 169.254.0.0/16, by the node's name).
+    #[arg(long, value_name = "CIDR")]
+    pub(crate) fake_ip_cidr: Option<Ipv4Net>,
+    /// How traffic is redirected: auto, ebpf or iptables-compat.
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub(crate) mode: Requested,
+    /// What the Fake IP CIDR is derived from (default: the host name).
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    pub(crate) node_name: Option<String>,
+    /// MTU of the pods' interfaces (default: the uplink's).
+    #[arg(long)]
+    pub(crate) mtu: Option<u32>,
+    /// Seconds that an address rests after its pod.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) cool_down: Option<u64>,
+    /// Version of the CNI specification in the configuration.
+    #[arg(long, value_name = "VERSION", default_value = DEFAULT_CNI_VERSION)]
+    pub(crate) cni_version: String,
+    /// Install or mend once, and end: exit code 0 when the node is ready.
+    #[arg(long, conflicts_with = "ready")]
+    pub(crate) once: bool,
+    /// Ask whether the installer that runs has the node ready: exit code 0 or 1. For a readiness probe.
+    #[arg(long)]
+    pub(crate) ready: bool,
+}
+
+impl PlaceOptions {
+    /// The places as this process sees them.
+    pub(crate) fn places(&self) -> Places {
+        Places {
+            bin_dir: self.seen(&self.bin_dir),
+            conf_dir: self.seen(&self.conf_dir),
+            state_dir: self.seen(&self.state_dir),
+            pin_base: self.seen(&self.pin_dir),
+        }
+    }
+
+    fn seen(&self, path: &Path) -> PathBuf {
+        self.host_root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+}
+
+impl InstallOptions {
+    /// The configuration's text. Pure: the same options of the same version give the same bytes, so that comparing is
+    /// enough to know whether somebody changed the file.
+    pub(crate) fn conf_text(&self) -> String {
+        let mut conf = Map::new();
+        let mut put = |key: &str, value: Value| {
+            conf.insert(key.to_owned(), value);
+        };
+        put("cniVersion", json!(self.cni_version));
+        put("name", json!("agent-network"));
+        put("type", json!("agent-cni"));
+        put(CONF_VERSION_KEY, json!(env!("CARGO_PKG_VERSION")));
+        put("mode", json!(self.mode.as_str()));
+        put("serviceCIDRs", json!(self.service_cidrs));
+        if let Some(name) = self.node_name.as_ref().filter(|name| !name.is_empty()) {
+            put("nodeName", json!(name));
+        }
+        if let Some(cidr) = self.fake_ip_cidr {
+            put("fakeIPCIDR", json!(cidr));
+        }
+        if let Some(mtu) = self.mtu {
+            put("mtu", json!(mtu));
+        }
+        if let Some(seconds) = self.cool_down {
+            put("coolDownSeconds", json!(seconds));
+        }
+        // the runtime calls the plugin on the host: these are the host's paths
+        for (key, path, default) in [
+            ("stateDir", &self.places.state_dir, DEFAULT_STATE_DIR),
+            ("pinDir", &self.places.pin_dir, DEFAULT_PIN_DIR),
+        ] {
+            if path != Path::new(default) {
+                put(key, json!(path));
+            }
+        }
+        // a map of strings and numbers always serialises
+        let mut text = serde_json::to_string_pretty(&conf).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err("it must be an absolute path, as the host has it".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: InstallOptions,
+    }
+
+    fn options(arguments: &[&str]) -> InstallOptions {
+        Cli::try_parse_from([&["install"], arguments].concat())
+            .unwrap()
+            .options
+    }
+
+    #[test]
+    fn the_configuration_is_one_that_the_plugin_reads() {
+        let options = options(&[
+            "--host-root=/host",
+            "--service-cidrs=10.96.0.0/12,10.200.0.0/16",
+            "--fake-ip-cidr=10.201.0.0/20",
+            "--node-name=worker-1",
+            "--mtu=1400",
+            "--cool-down=5",
+            "--pin-dir=/sys/fs/bpf/other",
+        ]);
+        let conf = crate::netconf::parse(options.conf_text().as_bytes()).unwrap();
+        assert_eq!(conf.service_cidrs.len(), 2);
+        assert_eq!(conf.fake_ip_cidr, options.fake_ip_cidr);
+        assert_eq!(conf.node_name.as_deref(), Some("worker-1"));
+        assert_eq!((conf.mtu, conf.cool_down_seconds), (Some(1400), 5));
+        // the host's paths in the file, this process's in what it does itself
+        assert_eq!(conf.pin_dir, Path::new("/sys/fs/bpf/other"));
+        let seen = conf.seen_below(&options.places.host_root);
+        assert_eq!(seen.pin_dir, Path::new("/host/sys/fs/bpf/other"));
+        assert_eq!(seen.state_dir, options.places.places().state_dir);
+        assert_eq!(seen.pin_dir_on_host(), Path::new("/sys/fs/bpf/other"));
+    }
+
+    #[test]
+    fn the_configuration_names_the_version() {
+        let conf: Value =
+            serde_json::from_str(&options(&["--service-cidrs=10.96.0.0/12"]).conf_text()).unwrap();
+        assert_eq!(conf[CONF_VERSION_KEY], env!("CARGO_PKG_VERSION"));
+        assert!(conf.get("stateDir").is_none());
+    }
+
+    #[test]
+    fn service_cidrs_are_asked_for() {
+        assert!(Cli::try_parse_from(["install"]).is_err());
+        assert!(Cli::try_parse_from(["install", "--ready"]).is_ok());
+        assert!(Cli::try_parse_from(["install", "--service-cidrs=x"]).is_err());
+        assert!(Cli::try_parse_from(["install", "--ready", "--bin-dir=opt"]).is_err());
+    }
+}

@@ -1,0 +1,171 @@
+//! Mending what is broken of attached pods, without a moment in which one of them is uncontrolled.
+//!
+//! Why each state that is found is closed until it is mended:
+//!
+//! - Program or entry gone: the nftables table drops whatever the bridge brings without the proxy's or a Service's mark,
+//!   and no pod can set a mark. An entry without a program is nothing, a program without an entry drops everything.
+//! - In the iptables-compat mode, a pod's chains gone: the shared table drops what a port without chains sends; the shared
+//!   table gone: iptables redirects to the proxy, and the table `ip agent_network` drops the rest.
+//! - Table gone: the programs drop, or mark and so lead to the proxy; Services that nobody translates lead nowhere.
+//! - Bridge gone: frames are for the bridge's MAC, which the pod's link does not have, so the node's stack drops them; the
+//!   policy rule asks for the bridge's name.
+//! - Port not isolated: the program of each port lets only frames for the gateway pass.
+//!
+//! So a link joins the bridge only while it is down, and goes up when its program is right. A pod whose link is gone
+//! cannot be mended: only its runtime can make it anew.
+
+use agent_core::attachment::Attachment;
+use agent_datapath::{
+    bridge, link,
+    ports::{PortFault, Ports},
+    rtnl::Rtnl,
+};
+
+use super::report::{Found, Kind};
+use crate::{
+    clock,
+    command::Target,
+    error::CniError,
+    node::{Node, datapath_error, endpoint},
+    state::StateDir,
+};
+
+/// What a look at all pods came to.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// What was mended.
+    pub(crate) found: Vec<Found>,
+    /// Pods that cannot be mended.
+    pub(crate) notes: Vec<String>,
+    /// The last error, when a pod could not be mended that could be.
+    pub(crate) error: Option<CniError>,
+}
+
+/// How a pod's attachment is broken.
+#[derive(Debug)]
+struct Broken {
+    port: Option<PortFault>,
+    program: Option<String>,
+}
+
+/// Looks at every attached pod, and mends what differs from what an ADD makes.
+///
+/// # Errors
+/// The pods cannot be looked at.
+pub(crate) async fn mend(node: &Node, dir: &StateDir, rtnl: &Rtnl) -> Result<Outcome, CniError> {
+    let ports = Ports::look(rtnl, node.bridge).await?;
+    let boot = clock::boot_id();
+    let mut outcome = Outcome::default();
+    for attachment in dir.attachments()? {
+        // links of another boot are gone, and with them their pods
+        if attachment.boot_id != boot {
+            continue;
+        }
+        let Some(broken) = look(node, &ports, &attachment) else {
+            continue;
+        };
+        if let Some(PortFault::Gone | PortFault::Other) = broken.port {
+            outcome.notes.push(format!(
+                "pod {}/{} has lost its link {}: recreate it",
+                attachment.pod.namespace, attachment.pod.name, attachment.host_veth
+            ));
+            continue;
+        }
+        match mend_one(node, dir, rtnl, &attachment).await {
+            Ok(Some(found)) => outcome.found.push(found),
+            Ok(None) => {}
+            Err(error) => outcome.error = Some(error),
+        }
+    }
+    Ok(outcome)
+}
+
+fn look(node: &Node, ports: &Ports, attachment: &Attachment) -> Option<Broken> {
+    let broken = Broken {
+        port: ports
+            .check(
+                &attachment.host_veth,
+                attachment.ifindex,
+                attachment.fake_ip,
+                attachment.mac.octets(),
+            )
+            .err(),
+        program: node
+            .plane
+            .check_pod(
+                &attachment.host_veth,
+                attachment.ifindex,
+                &endpoint(attachment),
+            )
+            .err()
+            .map(|error| error.to_string()),
+    };
+    (broken.port.is_some() || broken.program.is_some()).then_some(broken)
+}
+
+/// Mends one pod, unless a verb is at work on it, or it was mended or deleted meanwhile.
+async fn mend_one(
+    node: &Node,
+    dir: &StateDir,
+    rtnl: &Rtnl,
+    attachment: &Attachment,
+) -> Result<Option<Found>, CniError> {
+    let target = Target {
+        container_id: attachment.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+    };
+    let Some(pending) = dir.try_lock_attachment(&target)? else {
+        return Ok(None);
+    };
+    let mut mended = Ok(None);
+    if dir.attachment(&target)?.as_ref() == Some(attachment) {
+        let ports = Ports::look(rtnl, node.bridge).await?;
+        if let Some(broken) = look(node, &ports, attachment) {
+            mended = restore(node, rtnl, attachment, &broken).await.map(Some);
+        }
+    }
+    pending.done()?;
+    mended
+}
+
+async fn restore(
+    node: &Node,
+    rtnl: &Rtnl,
+    attachment: &Attachment,
+    broken: &Broken,
+) -> Result<Found, CniError> {
+    let (index, veth) = (attachment.ifindex, attachment.host_veth.as_str());
+    let joins = broken.port == Some(PortFault::NotAPort);
+    if joins {
+        link::set_down(rtnl, index, veth).await?;
+    }
+    // at once: taking the link down first would take as long
+    if let Err(error) = node.plane.attach_pod(veth, index, &endpoint(attachment)) {
+        link::set_down(rtnl, index, veth).await?;
+        return Err(datapath_error(
+            &format!("attach the program to {veth} again; the link is down until then"),
+            &error,
+        ));
+    }
+    if joins || broken.port == Some(PortFault::Flags) {
+        bridge::add_port(rtnl, node.bridge, index, veth).await?;
+    }
+    if broken.port.is_some() {
+        let mac = attachment.mac.octets();
+        bridge::announce(rtnl, node.bridge, index, attachment.fake_ip, mac).await?;
+        link::set_up(rtnl, index, veth).await?;
+    }
+    let causes = [
+        broken.port.map(|fault| fault.to_string()),
+        broken.program.clone(),
+    ];
+    Ok(Found::new(
+        Kind::Pod,
+        format!(
+            "pod {}/{} on {veth}: {}",
+            attachment.pod.namespace,
+            attachment.pod.name,
+            causes.into_iter().flatten().collect::<Vec<_>>().join("; ")
+        ),
+    ))
+}

@@ -1,0 +1,233 @@
+//! SIGKILL at every step of an installation, an upgrade and a rollback: the node is in its old or its new state, pods
+//! are controlled and connected, the next run completes, and nothing is left in the end.
+//!
+//! strace kills the process when it is about to make its N-th call of those that change anything; N goes from one until
+//! the process comes to its end. So every instant between two changes is one of the rounds.
+
+use std::{os::unix::process::ExitStatusExt, process::Command};
+
+use serde_json::Value;
+
+use crate::{
+    host::{Host, text},
+    support::PLUGIN,
+    upgrade::{Connection, age, another_version},
+    witness::Witness,
+};
+
+/// System calls that change files, links, rules and programs. Others change nothing that outlives the process.
+const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,write,fsync,fchmod,ftruncate,\
+    copy_file_range,sendfile,sendto";
+/// Loading programs makes hundreds of calls, most of which only ask what the kernel can do.
+const PROGRAMS: &str = "bpf";
+/// So of those every few ones are taken.
+const STRIDE: usize = 9;
+
+/// Runs a command that is killed before its N-th call of a set; false when it came to its end before.
+#[track_caller]
+fn killed_at(host: &Host, calls: &str, nth: usize, program: &str, arguments: &[String]) -> bool {
+    let mut command: Command = host.node.command("strace");
+    command.args([
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        &format!("trace={calls}"),
+        "-e",
+        &format!("inject={calls}:signal=KILL:when={nth}"),
+        "--",
+        program,
+    ]);
+    command.args(arguments).env("AGENT_CNI_LOG", "error");
+    let output = command
+        .output()
+        .expect("these tests need strace: apt-get install strace");
+    let status = output.status;
+    // strace ends as its tracee did
+    let killed = status.signal() == Some(9) || status.code() == Some(137);
+    assert!(
+        killed || status.success(),
+        "{nth}: {status:?} {}",
+        text(&output)
+    );
+    killed
+}
+
+/// Calls `round` with 1, 2, 3, … until it says that the process came to its end; answers how often it was killed.
+fn through_all(stride: usize, mut round: impl FnMut(usize) -> bool) -> usize {
+    let mut killed = 0;
+    for nth in (1..).step_by(stride) {
+        assert!(nth < 5_000, "the process never comes to its end");
+        if !round(nth) {
+            return killed;
+        }
+        killed += 1;
+    }
+    killed
+}
+
+/// That a configuration, where there is one, is whole, and that what it promises is there.
+#[track_caller]
+fn assert_old_or_new(host: &Host, when: &str) {
+    if !host.conf().exists() {
+        return;
+    }
+    let conf = std::fs::read(host.conf()).unwrap();
+    let conf: Value =
+        serde_json::from_slice(&conf).unwrap_or_else(|_| panic!("{when}: half a configuration"));
+    assert_eq!(conf["type"], "agent-cni", "{when}");
+    let said = host
+        .node
+        .sh(&format!("{} --version", host.binary().display()));
+    assert!(said.starts_with("agent-cni "), "{when}: {said}");
+    // as a runtime would, with the plugin that is there
+    assert!(
+        host.node.succeeds(&format!(
+            "test -s {}/node.json && test -e {}/v1/BUILD",
+            host.node.state().display(),
+            host.pins().display()
+        )),
+        "{when}: a configuration, and no node behind it"
+    );
+}
+
+/// That no file that a runtime reads is there but ours and the primary's.
+#[track_caller]
+fn assert_no_other_conf(host: &Host, when: &str) {
+    for entry in std::fs::read_dir(host.conf_dir()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            [
+                "00-agent-cni.conf",
+                "00-agent-cni.conf.staged",
+                "10-primary.conflist"
+            ]
+            .contains(&name.as_str()),
+            "{when}: {name}"
+        );
+    }
+}
+
+fn once(host: &Host) -> Vec<String> {
+    let mut arguments = host.install_arguments();
+    arguments.push("--once".into());
+    arguments
+}
+
+/// Kills an installation of a fresh node at every change; after each, the next run completes it, and a rollback leaves
+/// nothing. Every other round rolls the half-installed node back instead.
+fn installation(calls: &str, stride: usize) -> usize {
+    let mut host = Host::new();
+    let before = host.sysctls();
+    let mut pods = 0;
+    through_all(stride, |nth| {
+        let when = format!("{calls}: killed before change {nth}");
+        let killed = killed_at(&host, calls, nth, PLUGIN, &once(&host));
+        assert_old_or_new(&host, &when);
+        assert_no_other_conf(&host, &when);
+        if nth % 2 == 0 || !killed {
+            host.once();
+            host.assert_installed();
+            pods += 1;
+            host.node.added(&format!("c{pods}"));
+        }
+        host.rollback();
+        assert_eq!(host.traces_of_us(), "", "{when}");
+        assert_eq!(host.sysctls(), before, "{when}");
+        killed
+    })
+}
+
+#[test]
+fn an_installation_that_is_killed_before_any_change_of_it() {
+    let killed = installation(CHANGES, 1);
+    assert!(killed > 20, "only {killed} rounds");
+}
+
+#[test]
+fn an_installation_that_is_killed_while_it_loads_programs() {
+    let killed = installation(PROGRAMS, STRIDE);
+    assert!(killed > 5, "only {killed} rounds");
+}
+
+/// Kills an upgrade with a pod that has a connection at every change.
+fn upgrade(calls: &str, stride: usize) -> usize {
+    let mut host = Host::with_uplink();
+    host.once();
+    host.node.pod("c1");
+    let result = host.node.add("c1").ok();
+    let mut witness = Witness::start(&host, "c1");
+    let mut connection = Connection::open(&host, "c1");
+    let versions = ["one", "two"].map(|name| another_version(&host, name));
+    through_all(stride, |nth| {
+        let when = format!("{calls}: killed before change {nth}");
+        let version = &versions[nth / stride % 2];
+        age(&host);
+        let killed = killed_at(&host, calls, nth, version, &once(&host));
+        assert_old_or_new(&host, &when);
+        assert_no_other_conf(&host, &when);
+        connection.assert_alive(&when);
+        witness.assert_controlled(&when);
+        let output = host.install_by(version).arg("--once").output().unwrap();
+        assert!(output.status.success(), "{when}: {}", text(&output));
+        host.assert_installed();
+        connection.assert_alive(&when);
+        witness.assert_controlled(&when);
+        host.node.check("c1", &result).ok();
+        killed
+    })
+}
+
+#[test]
+fn an_upgrade_that_is_killed_before_any_change_of_it() {
+    let killed = upgrade(CHANGES, 1);
+    assert!(killed > 10, "only {killed} rounds");
+}
+
+#[test]
+fn an_upgrade_that_is_killed_while_it_replaces_programs() {
+    let killed = upgrade(PROGRAMS, STRIDE);
+    assert!(killed > 5, "only {killed} rounds");
+}
+
+/// Kills a rollback with a pod at every change; the next one completes it.
+fn rollback(calls: &str, stride: usize) -> usize {
+    let mut host = Host::with_uplink();
+    let before = host.sysctls();
+    host.once();
+    host.node.added("c0");
+    let mut witness = Witness::start(&host, "c0");
+    through_all(stride, |nth| {
+        let when = format!("{calls}: killed before change {nth}");
+        let killed = killed_at(&host, calls, nth, PLUGIN, &host.rollback_arguments());
+        assert_old_or_new(&host, &when);
+        assert_no_other_conf(&host, &when);
+        // while a pod has its link, everything that controls it is there
+        if !host.node.sh("ip -o link | grep agt || true").is_empty() {
+            host.node.sh(&format!(
+                "nft list table ip agent_network >/dev/null; ls {}/v1/links/agt* >/dev/null",
+                host.pins().display()
+            ));
+        }
+        witness.assert_controlled(&when);
+        host.rollback();
+        assert_eq!(host.traces_of_us(), "", "{when}");
+        assert_eq!(host.sysctls(), before, "{when}");
+        host.complete();
+        host.node.added(&format!("c{nth}"));
+        killed
+    })
+}
+
+#[test]
+fn a_rollback_that_is_killed_before_any_change_of_it() {
+    let killed = rollback(CHANGES, 1);
+    assert!(killed > 20, "only {killed} rounds");
+}
+
+#[test]
+fn a_rollback_that_is_killed_while_it_detaches_programs() {
+    let killed = rollback(PROGRAMS, 1);
+    assert!(killed > 1, "only {killed} rounds");
+}

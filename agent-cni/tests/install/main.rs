@@ -1,0 +1,19 @@
+//! `agent-cni install` and `agent-cni rollback` on nodes of the tests' own.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on should say where"
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod host;
+mod installing;
+mod killed;
+mod repair;
+mod rollback;
+mod upgrade;
+mod witness;

@@ -1,0 +1,362 @@
+//! Whatever somebody breaks on a node that is taken over is right again within five seconds, with an event and a
+//! counter, and no pod is uncontrolled meanwhile.
+
+use std::{path::Path, time::Instant};
+
+use serde_json::Value;
+
+use crate::{
+    host::{Host, Installer, REPAIRED_WITHIN},
+    witness::Witness,
+};
+
+/// A node with one pod, whose CHECK tells whether everything about it is right.
+struct Kept {
+    host: Host,
+    installer: Installer,
+    result: Value,
+    address: String,
+    veth: String,
+    ifindex: u32,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let mut host = Host::with_uplink();
+        let installer = host.keep();
+        host.node.pod("c1");
+        let result = host.node.add("c1").ok();
+        let address = crate::support::address(&result);
+        let state = std::fs::read(host.node.state().join("c1_eth0.json")).unwrap();
+        let state: Value = serde_json::from_slice(&state).unwrap();
+        Self {
+            host,
+            installer,
+            result,
+            address,
+            veth: state["hostVeth"].as_str().unwrap().to_owned(),
+            ifindex: u32::try_from(state["ifindex"].as_u64().unwrap()).unwrap(),
+        }
+    }
+
+    fn is_right(&self) -> bool {
+        self.host.node.check("c1", &self.result).exit == 0
+    }
+
+    /// Breaks something, and waits until it is repaired: counted under its kind, told in an event, and right.
+    #[track_caller]
+    fn breaks(&self, kind: &str, line: &str, witness: &mut Witness<'_>) {
+        let before = self.host.repairs(kind);
+        let events = self.installer.log().matches("repaired").count();
+        self.host.node.sh(line);
+        let since = Instant::now();
+        self.host.until(&format!("{line}: counted as {kind}"), || {
+            self.host.repairs(kind) > before
+        });
+        self.host
+            .until(&format!("{line}: right again"), || self.is_right());
+        self.host
+            .until(&format!("{line}: ready again"), || self.host.ready());
+        assert!(since.elapsed() < REPAIRED_WITHIN, "{line}");
+        assert!(
+            self.installer.log().matches("repaired").count() > events,
+            "{line}: {}",
+            self.installer.log()
+        );
+        witness.assert_controlled(line);
+    }
+}
+
+#[test]
+fn files_of_the_runtimes_directories() {
+    let kept = Kept::new();
+    let mut witness = Witness::start(&kept.host, "c1");
+    let conf = kept.host.conf().display().to_string();
+    let binary = kept.host.binary().display().to_string();
+    let right = |path: &str| std::fs::read(path).unwrap();
+    let (right_conf, right_binary) = (right(&conf), right(&binary));
+    for (kind, line) in [
+        ("conf", format!("rm {conf}")),
+        ("conf", format!(": > {conf}")),
+        ("conf", format!("echo '{{' > {conf}")),
+        ("conf", format!("sed -i s/10.96/10.97/ {conf}")),
+        ("conf", format!("chmod 000 {conf}")),
+        (
+            "conf",
+            format!("ln -s /etc/hostname {conf}.x; mv -T {conf}.x {conf}"),
+        ),
+        ("binary", format!("rm {binary}")),
+        ("binary", format!(": > {binary}.x; mv {binary}.x {binary}")),
+        // as a copy that a full disk ended
+        (
+            "binary",
+            format!("head -c 100000 {binary} > {binary}.x; mv {binary}.x {binary}"),
+        ),
+        ("binary", format!("chmod -x {binary}")),
+        (
+            "binary",
+            format!("cp /bin/true {binary}.x; mv {binary}.x {binary}"),
+        ),
+        (
+            "record",
+            format!(
+                "echo old > {}",
+                kept.host.node.state().join("version").display()
+            ),
+        ),
+    ] {
+        kept.breaks(kind, &line, &mut witness);
+        assert_eq!(right(&conf), right_conf, "{line}");
+        assert_eq!(right(&binary), right_binary, "{line}");
+    }
+    let names = std::fs::read_dir(kept.host.conf_dir()).unwrap().count();
+    assert_eq!(names, 2, "ours and the primary's");
+}
+
+#[test]
+fn a_directory_that_was_made_anew() {
+    let kept = Kept::new();
+    let dir = kept.host.conf_dir().display().to_string();
+    kept.host.node.sh(&format!("rm -r {dir}"));
+    kept.host.until("it is missed", || {
+        kept.installer.log().contains("is missing")
+    });
+    assert!(!Path::new(&dir).exists(), "the directory is the runtime's");
+    kept.host.node.sh(&format!("mkdir {dir}"));
+    kept.host
+        .until("the configuration is back", || kept.host.conf().exists());
+    // and it is watched: what happens in it now is seen
+    let mut witness = Witness::start(&kept.host, "c1");
+    kept.breaks(
+        "conf",
+        &format!("rm {}", kept.host.conf().display()),
+        &mut witness,
+    );
+}
+
+#[test]
+fn the_bridge() {
+    let kept = Kept::new();
+    let mut server = kept
+        .host
+        .node
+        .command("nsenter")
+        .args([
+            "--net=/run/netns/c1",
+            "python3",
+            "-m",
+            "http.server",
+            "8080",
+        ])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let probe = format!("curl -s -m 1 -o /dev/null http://{}:8080/", kept.address);
+    kept.host.until("the pod's server answers", || {
+        kept.host.node.succeeds(&probe)
+    });
+    let mut witness = Witness::start(&kept.host, "c1");
+    for line in [
+        "ip link del agentcni0",
+        "ip addr flush dev agentcni0",
+        "ip link set agentcni0 down",
+        "ip addr add 192.0.2.99/32 dev agentcni0",
+        "ip link set agentcni0 address 02:00:00:00:00:77",
+    ] {
+        kept.breaks("bridge", line, &mut witness);
+        kept.host
+            .until(&format!("{line}: the kubelet reaches the pod"), || {
+                kept.host.node.succeeds(&probe)
+            });
+    }
+    let _ = server.kill();
+    let _ = server.wait();
+}
+
+#[test]
+fn settings_routes_and_rules() {
+    let kept = Kept::new();
+    let mut witness = Witness::start(&kept.host, "c1");
+    let set = |name: &str, value| format!("echo {value} > /proc/sys/net/{name}");
+    for (kind, line) in [
+        ("sysctl", set("ipv4/ip_forward", "0")),
+        ("sysctl", set("ipv4/conf/all/rp_filter", "1")),
+        ("sysctl", set("ipv4/conf/default/rp_filter", "2")),
+        ("sysctl", set("ipv4/conf/agentcni0/rp_filter", "1")),
+        ("sysctl", set("ipv6/conf/agentcni0/disable_ipv6", "0")),
+        ("policy_route", "ip rule del pref 100".into()),
+        ("policy_route", "ip route flush table 18080".into()),
+        ("rules", "nft delete table ip agent_network".into()),
+        ("rules", "nft flush table ip agent_network".into()),
+        ("rules", "nft flush chain ip agent_network forward".into()),
+        (
+            "rules",
+            "nft insert rule ip agent_network forward accept".into(),
+        ),
+        ("rules", "nft flush ruleset".into()),
+    ] {
+        // the witness's own counters are not ours to lose
+        if line == "nft flush ruleset" {
+            let before = kept.host.repairs(kind);
+            witness.assert_controlled(&line);
+            kept.host.node.sh(&line);
+            kept.host
+                .until("counted", || kept.host.repairs(kind) > before);
+            kept.host.until("right again", || kept.is_right());
+            continue;
+        }
+        kept.breaks(kind, &line, &mut witness);
+    }
+}
+
+#[test]
+fn programs_and_maps() {
+    let kept = Kept::new();
+    let mut witness = Witness::start(&kept.host, "c1");
+    let pins = kept.host.pins().join("v1").display().to_string();
+    let key = kept
+        .ifindex
+        .to_le_bytes()
+        .map(|byte| byte.to_string())
+        .join(" ");
+    let veth = &kept.veth;
+    for (kind, line) in [
+        ("pod", format!("rm {pins}/links/{veth}")),
+        (
+            "pod",
+            format!(
+                "bpftool link detach id $(bpftool link show pinned {pins}/links/{veth} | sed 's/:.*//;q')"
+            ),
+        ),
+        (
+            "pod",
+            format!("bpftool map delete pinned {pins}/ENDPOINTS key {key}"),
+        ),
+        (
+            "pod",
+            format!(
+                "bpftool map update pinned {pins}/ENDPOINTS key {key} value $(bpftool -j map lookup pinned {pins}/ENDPOINTS key {key} | python3 -c 'import json,sys; v=json.load(sys.stdin)[\"value\"]; v[3]=\"0x63\"; print(*v)')"
+            ),
+        ),
+        ("programs", format!("rm {pins}/links/netns:dispatch")),
+        ("programs", format!("rm {pins}/programs/pod_ingress")),
+        ("programs", format!("rm {pins}/ENDPOINTS")),
+        ("programs", format!("rm {pins}/CONFIG")),
+        (
+            "programs",
+            format!("bpftool map update pinned {pins}/BUILD key 0 0 0 0 value $(seq -s' ' 1 32)"),
+        ),
+        ("programs", format!("rm -r {}", kept.host.pins().display())),
+    ] {
+        kept.breaks(kind, &line, &mut witness);
+    }
+}
+
+#[test]
+fn a_pods_port() {
+    let kept = Kept::new();
+    let mut witness = Witness::start(&kept.host, "c1");
+    let (veth, address) = (&kept.veth, &kept.address);
+    for line in [
+        format!("bridge link set dev {veth} isolated off"),
+        format!("bridge link set dev {veth} learning on flood on"),
+        format!("ip link set {veth} nomaster"),
+        format!("ip link set {veth} down"),
+        format!("ip neigh del {address} dev agentcni0"),
+        format!(
+            "bridge fdb del $(bridge fdb show dev {veth} | grep -o '^0a:58[^ ]*') dev {veth} master"
+        ),
+    ] {
+        kept.breaks("pod", &line, &mut witness);
+    }
+}
+
+#[test]
+fn several_things_at_once() {
+    let kept = Kept::new();
+    let mut witness = Witness::start(&kept.host, "c1");
+    let before = ["conf", "bridge", "sysctl", "policy_route"].map(|kind| kept.host.repairs(kind));
+    kept.breaks(
+        "bridge",
+        &format!(
+            "rm {}; ip link del agentcni0; echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter; ip rule del pref 100",
+            kept.host.conf().display()
+        ),
+        &mut witness,
+    );
+    let after = ["conf", "bridge", "sysctl", "policy_route"].map(|kind| kept.host.repairs(kind));
+    for (before, after) in before.iter().zip(after) {
+        assert!(after > *before, "{:#}", kept.host.status());
+    }
+}
+
+#[test]
+fn a_pod_that_has_lost_its_link_is_named_and_keeps_nobody_from_being_ready() {
+    let kept = Kept::new();
+    kept.host.node.sh(&format!("ip link del {}", kept.veth));
+    kept.host.until("it is named", || {
+        kept.host.status()["notes"]
+            .to_string()
+            .contains("pod agents/c1 has lost its link")
+    });
+    assert!(kept.host.ready());
+    kept.host.node.del("c1").ok();
+    kept.host.until("it is forgotten", || {
+        !kept.host.status()["notes"].to_string().contains("c1")
+    });
+}
+
+#[test]
+fn a_disk_that_is_full_and_then_free_again() {
+    let mut host = Host::with_uplink();
+    // the state, the plugins and the configurations on one small disk
+    let (state, bin, conf) = (host.node.state(), host.bin_dir(), host.conf_dir());
+    let size = std::fs::metadata(crate::support::PLUGIN).unwrap().len() * 5 / 2;
+    let disk = host.node.files().join("disk");
+    host.node.sh(&format!(
+        "mkdir -p {disk} {state}; mount -t tmpfs -o size={size} tmpfs {disk}; \
+         mkdir {disk}/state {disk}/bin {disk}/conf; mount --bind {disk}/state {state}; \
+         mount --bind {disk}/bin {bin}; mount --bind {disk}/conf {conf}",
+        disk = disk.display(),
+        state = state.display(),
+        bin = bin.display(),
+        conf = conf.display(),
+    ));
+    let installer = host.start(crate::support::PLUGIN);
+    host.until("the node is ready", || host.ready());
+    let text = host
+        .node
+        .sh(&format!("cat {}/00-agent-cni.conf", conf.display()));
+    host.node.conf = serde_json::from_str(&text).unwrap();
+    host.node.pod("c1");
+    let result = host.node.add("c1").ok();
+    let mut witness = Witness::start(&host, "c1");
+    // these files are seen inside the node only
+    let inside = |line: &str| host.node.succeeds(line);
+    host.node.sh(&format!(
+        "cat /dev/zero > {disk}/fill 2>/dev/null || true; rm {bin}/agent-cni {conf}/00-agent-cni.conf; \
+         cat /dev/zero >> {disk}/fill 2>/dev/null || true; ip link del agentcni0",
+        disk = disk.display(),
+        bin = bin.display(),
+        conf = conf.display(),
+    ));
+    host.until("it says what is wrong", || {
+        installer.log().contains("No space left on device")
+    });
+    assert!(!inside(&format!("test -s {}/agent-cni", bin.display())));
+    witness.assert_controlled("the disk is full");
+    host.node.sh(&format!("rm {}/fill", disk.display()));
+    host.until("plugin and configuration are back", || {
+        inside(&format!(
+            "{}/agent-cni --version && grep -q agentVersion {}/00-agent-cni.conf",
+            bin.display(),
+            conf.display()
+        ))
+    });
+    host.until("the pod is right", || {
+        host.node.check("c1", &result).exit == 0
+    });
+    host.until("the node is ready", || host.ready());
+    witness.assert_controlled("the disk is free again");
+}
