@@ -125,3 +125,39 @@ fn the_node_reaches_a_pod_for_probes_and_the_pod_does_not_reach_the_node() {
         }
     }
 }
+
+#[test]
+fn the_node_reaches_a_pod_through_a_service_and_hears_its_answer() {
+    let Some((node, pod)) = node_and_pod("service") else {
+        return;
+    };
+    let _server = pod
+        .network()
+        .spawn("server", &["python3", "-m", "http.server", "8080"], &[])
+        .unwrap();
+    // as kube-proxy does for a client on the node: to the pod, from the gateway, with another port
+    let (service, backend) = ("10.96.0.99", pod.ip);
+    node.place()
+        .sh(&format!(
+            "iptables -t nat -I OUTPUT -d {service} -p tcp --dport 80 -j DNAT --to {backend}:8080; \
+             iptables -t nat -I POSTROUTING -d {backend} -p tcp --dport 8080 -j MASQUERADE --random-fully"
+        ))
+        .unwrap()
+        .success()
+        .unwrap();
+    e2e::outside::wait_for_port(&node.place(), &format!("{backend}:8080")).unwrap();
+    for _ in 0..5 {
+        let done = node
+            .place()
+            .run(&[
+                "curl",
+                "-sS",
+                "-i",
+                "--max-time",
+                "10",
+                &format!("http://{service}/"),
+            ])
+            .unwrap();
+        assert_eq!(status(&done), 200, "{done}");
+    }
+}

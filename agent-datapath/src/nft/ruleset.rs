@@ -15,6 +15,8 @@ pub const TABLE: &str = "agent_network";
 
 /// `NF_IP_PRI_RAW`: before connection tracking.
 const PRIORITY_RAW: i32 = -300;
+/// `NF_IP_PRI_MANGLE`: after connection tracking, before routing.
+const PRIORITY_MANGLE: i32 = -150;
 const PRIORITY_FILTER: i32 = 0;
 /// `NF_IP_PRI_NAT_SRC`.
 const PRIORITY_SOURCE_NAT: i32 = 100;
@@ -53,6 +55,9 @@ pub fn table(node: &NodeNetwork, parts: Parts) -> Table {
         forward(node),
         postrouting(node),
     ];
+    if parts.ebpf {
+        chains.push(to_the_proxy_on_the_gateway(node));
+    }
     if parts.compat && parts.early {
         chains.push(redirect(node));
     }
@@ -110,23 +115,10 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
         ));
     }
     if parts.ebpf {
-        rules.extend([
-            // The program can't tell an answer to the node from what follows on a connection that the pod opened to the
-            // gateway, and lets both pass unmarked. The proxy's sockets are the transparent ones.
-            rule(
-                "what follows on a connection of the proxy's to the gateway",
-                [
-                    from_pods(node),
-                    to_gateway(node),
-                    transparent_socket(),
-                    mark(node.proxy),
-                ],
-            ),
-            rule(
-                "the proxy's packets keep their destination",
-                [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
-            ),
-        ]);
+        rules.push(rule(
+            "the proxy's packets keep their destination",
+            [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
+        ));
     }
     if parts.compat {
         let passed = |marked| {
@@ -160,6 +152,29 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
         Hook::Prerouting,
         PRIORITY_RAW,
         rules,
+    )
+}
+
+/// The program can't tell an answer to the node from what follows on a connection that the pod opened to the gateway, and
+/// lets both pass unmarked. Connection tracking knows the former, translated ones too; it never saw the latter's first
+/// packet, and their sockets are the proxy's, the only transparent ones.
+fn to_the_proxy_on_the_gateway(node: &NodeNetwork) -> Chain {
+    base(
+        "mangle_prerouting",
+        ChainKind::Filter,
+        Hook::Prerouting,
+        PRIORITY_MANGLE,
+        vec![rule(
+            "what follows on a connection of the proxy's to the gateway",
+            [
+                from_pods(node),
+                to_gateway(node),
+                protocol(TCP),
+                unknown_connection(),
+                transparent_socket(),
+                mark(node.proxy),
+            ],
+        )],
     )
 }
 
@@ -417,6 +432,14 @@ fn to_broadcast() -> Vec<Expr> {
 
 fn known_connection() -> Vec<Expr> {
     any_bit(Ct::State, ESTABLISHED_OR_RELATED)
+}
+
+fn unknown_connection() -> Vec<Expr> {
+    vec![
+        Expr::Ct(Ct::State),
+        Expr::Mask(ESTABLISHED_OR_RELATED.to_ne_bytes().to_vec()),
+        Expr::Equal(vec![0; 4]),
+    ]
 }
 
 fn translated() -> Vec<Expr> {

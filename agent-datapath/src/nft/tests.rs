@@ -49,7 +49,6 @@ const EXPECTED: &str = r#"table ip agent_network {
 		type filter hook prerouting priority raw; policy accept;
 		ip saddr 169.254.9.0/24 iifname != "agentcni0" iifname != "lo" counter drop comment "nobody but a pod has a pod's address"
 		iifname "agentcni0" fib daddr type broadcast counter drop comment "no broadcast reaches the node's servers"
-		iifname "agentcni0" ip daddr 169.254.9.1 socket transparent 1 meta mark set meta mark & 0xfaffffff | 0x0a000000 comment "what follows on a connection of the proxy's to the gateway"
 		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 notrack comment "the proxy's packets keep their destination"
 	}
 
@@ -75,6 +74,11 @@ const EXPECTED: &str = r#"table ip agent_network {
 	chain postrouting {
 		type nat hook postrouting priority srcnat; policy accept;
 		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 counter masquerade fully-random comment "to a service's backend with the node's address"
+	}
+
+	chain mangle_prerouting {
+		type filter hook prerouting priority mangle; policy accept;
+		iifname "agentcni0" ip daddr 169.254.9.1 meta l4proto tcp ct state ! established,related socket transparent 1 meta mark set meta mark & 0xfaffffff | 0x0a000000 comment "what follows on a connection of the proxy's to the gateway"
 	}
 }
 "#;
