@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use agent_datapath::probe::Requested;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{install, probe::Output, rollback};
+use crate::{doctor, install, probe::Output, rollback};
 
 /// Gives each pod of a node its Fake IP and puts the kernel programs on its link.
 ///
@@ -59,6 +59,13 @@ enum Command {
     /// Works with pods still running (they lose their network and are named, to be recreated), twice, and on a node that
     /// was half installed or installed by another version. An installer that runs does nothing any more.
     Rollback(rollback::RollbackOptions),
+    /// Say what is wrong with this node, and what mends it. Changes nothing.
+    ///
+    /// One line a check: ok, warn or fail, what was found, and the mend below it. The last line is
+    /// AGENT_CNI_DOCTOR_PASSED when nothing fails, else AGENT_CNI_DOCTOR_FAILED and how many checks fail; the exit code is
+    /// 0 or 1. Also written as: agent-cni --doctor --doctor-state-dir=DIR --doctor-host-cni-bin=DIR
+    /// --doctor-host-cni-conf=DIR --doctor-zeroproxy-url=URL
+    Doctor(doctor::Options),
 }
 
 const CONFIGURATION: &str = r#"Configuration (JSON; on stdin for a runtime, in a file for setup):
@@ -72,12 +79,17 @@ const CONFIGURATION: &str = r#"Configuration (JSON; on stdin for a runtime, in a
   pinDir           on a bpf file system (default /sys/fs/bpf/agent-network)
   coolDownSeconds  how long an address rests after DEL (default 60)
   proxy            {"port": 18080, "dnsPort": 18053}
+  workloadSelector a label selector: only these pods are ours (default: all)
+  workloadsFile    where pods' labels are written; ZeroProxy's file
+  primary          {"confDir": "/etc/cni/net.d", "file": …}: the network of the others
+                   (default: the file after ours)
   mode             auto, ebpf or iptables-compat (default: auto; `agent-cni probe` says which it is)
 
 Error codes beyond the CNI specification's:
   100  every address of the pool belongs to a pod      103  ADD repeated with another namespace
   101  the kernel refused a link, route or rule        104  CHECK found a difference
   102  a program could not be loaded or attached       105  the Fake IP CIDR cannot be settled
+  106  the primary network is missing or cannot be used
 
 Environment: AGENT_CNI_LOG=error|warn|info|debug (stderr; default warn, info for install and rollback)
 Exit codes: 0 done, 1 failed, 2 wrong usage
@@ -86,7 +98,8 @@ Try it: echo '{"cniVersion": "1.1.0"}' | CNI_COMMAND=VERSION agent-cni"#;
 
 /// Parses the arguments and does what they say; answers the exit code.
 pub(crate) fn run() -> u8 {
-    match Cli::parse().command {
+    let arguments = doctor::spelt_as_command(std::env::args_os().collect());
+    match Cli::parse_from(arguments).command {
         None => {
             println!("{}", Cli::command().render_long_help());
             0
@@ -102,6 +115,10 @@ pub(crate) fn run() -> u8 {
         }
         Some(Command::Install(options)) => told(install::run(&options)),
         Some(Command::Rollback(options)) => told(rollback::run(&options)),
+        Some(Command::Doctor(options)) => doctor::run(&options).unwrap_or_else(|error| {
+            eprintln!("agent-cni: {error:#}");
+            1
+        }),
         Some(Command::Setup { config }) => match crate::setup::run(&config) {
             Ok(report) => {
                 println!("{report}");

@@ -5,46 +5,77 @@
 
 use serde::Serialize;
 
-/// Error codes. The number is what goes into the JSON.
+/// Error codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
 pub(crate) enum Code {
     /// `cniVersion` is not spoken, or has no such verb.
-    IncompatibleVersion = 1,
+    IncompatibleVersion,
     /// A key of the configuration that this plugin cannot honour.
-    UnsupportedField = 2,
+    UnsupportedField,
     /// The container is unknown or gone: nothing has to be cleaned up.
-    UnknownContainer = 3,
+    UnknownContainer,
     /// An environment variable is missing or malformed.
-    InvalidEnvironment = 4,
+    InvalidEnvironment,
     /// Reading or writing failed.
-    Io = 5,
+    Io,
     /// The configuration is not JSON of the right shape.
-    Decode = 6,
+    Decode,
     /// The configuration is contradictory or incomplete.
-    InvalidConfig = 7,
+    InvalidConfig,
     /// `CNI_NETNS` is something else than a pod's network namespace (libcni's `ErrInvalidNetNS`).
-    InvalidNetns = 8,
+    InvalidNetns,
     /// Will pass by itself: addresses are resting after deletions.
-    TryAgainLater = 11,
+    TryAgainLater,
     /// STATUS: an ADD cannot work now.
-    NotAvailable = 50,
+    NotAvailable,
     /// STATUS: an ADD cannot work now, and pods that are there have no network either.
-    LimitedConnectivity = 51,
+    LimitedConnectivity,
     /// Every address belongs to a pod: somebody has to delete pods or enlarge the pool.
-    PoolExhausted = 100,
+    PoolExhausted,
     /// The kernel refused a link, address, route, rule or setting.
-    Network = 101,
+    Network,
     /// A program or map could not be loaded, attached or read.
-    Datapath = 102,
+    Datapath,
     /// The same container and interface were added with another network namespace.
-    Conflict = 103,
+    Conflict,
     /// CHECK found a difference.
-    CheckFailed = 104,
+    CheckFailed,
     /// The node's Fake IP CIDR cannot be settled.
-    NodeCidr = 105,
+    NodeCidr,
+    /// The primary network, which this pod belongs to, cannot be used.
+    Primary,
     /// A defect of this plugin.
-    Internal = 999,
+    Internal,
+    /// What a plugin of the primary network answered: its code is passed on as it is.
+    Delegated(u32),
+}
+
+impl Code {
+    /// What goes into the JSON.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::IncompatibleVersion => 1,
+            Self::UnsupportedField => 2,
+            Self::UnknownContainer => 3,
+            Self::InvalidEnvironment => 4,
+            Self::Io => 5,
+            Self::Decode => 6,
+            Self::InvalidConfig => 7,
+            Self::InvalidNetns => 8,
+            Self::TryAgainLater => 11,
+            Self::NotAvailable => 50,
+            Self::LimitedConnectivity => 51,
+            Self::PoolExhausted => 100,
+            Self::Network => 101,
+            Self::Datapath => 102,
+            Self::Conflict => 103,
+            Self::CheckFailed => 104,
+            Self::NodeCidr => 105,
+            Self::Primary => 106,
+            Self::Internal => 999,
+            Self::Delegated(number) => number,
+        }
+    }
 }
 
 /// An error in the form that goes to the runtime.
@@ -104,7 +135,7 @@ impl CniError {
         }
         let object = Object {
             cni_version,
-            code: self.code as u32,
+            code: self.code.number(),
             msg: &self.msg,
             details: &self.details,
         };

@@ -14,6 +14,8 @@ mod cli;
 mod clock;
 mod command;
 mod del;
+mod delegate;
+mod doctor;
 mod error;
 mod gc;
 mod install;

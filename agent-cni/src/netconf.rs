@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::policy::LabelSelector;
 use agent_datapath::{
     network::ProxyPorts,
     probe::{Requested, UnknownMode},
@@ -17,6 +18,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::version::{SpecVersion, UnknownVersion};
+
+mod selective;
+
+pub(crate) use selective::{Primary, Selective};
 
 /// Where attachments, reservations and the node's choices are kept.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/tke-agent-network/agent-cni";
@@ -50,6 +55,12 @@ pub(crate) struct NetConf {
     pub(crate) ports: ProxyPorts,
     /// How traffic is redirected.
     pub(crate) mode: Requested,
+    /// Which pods are ours; all of them when absent.
+    pub(crate) selective: Option<Selective>,
+    /// The network of the pods that are not.
+    pub(crate) primary: Primary,
+    /// What the runtime passes for the capabilities that our configuration declares.
+    pub(crate) runtime_config: Map<String, Value>,
     /// The addresses and sandboxes of an earlier result, where one was passed.
     pub(crate) prev_result: Option<Value>,
     /// GC: the attachments to keep, where the key was there.
@@ -128,7 +139,7 @@ pub(crate) enum ConfError {
 }
 
 /// Ours, as they are spelt.
-const OUR_KEYS: [&str; 9] = [
+const OUR_KEYS: [&str; 12] = [
     "nodeName",
     "fakeIPCIDR",
     "serviceCIDRs",
@@ -138,6 +149,9 @@ const OUR_KEYS: [&str; 9] = [
     "coolDownSeconds",
     "proxy",
     "mode",
+    "workloadSelector",
+    "workloadsFile",
+    "primary",
 ];
 
 /// The specification's, and libcni's.
@@ -176,6 +190,10 @@ struct Raw {
     mode: Option<String>,
     ip_masq: Option<bool>,
     ipam: Option<Map<String, Value>>,
+    workload_selector: Option<LabelSelector>,
+    workloads_file: Option<PathBuf>,
+    primary: Option<selective::RawPrimary>,
+    runtime_config: Option<Map<String, Value>>,
     prev_result: Option<Value>,
     #[serde(rename = "cni.dev/valid-attachments")]
     valid_attachments: Option<Vec<ValidAttachment>>,
@@ -200,6 +218,31 @@ pub(crate) fn version_of(stdin: &[u8]) -> Option<String> {
     serde_json::from_slice::<Versioned>(stdin)
         .ok()
         .map(|versioned| versioned.cni_version)
+}
+
+impl NetConf {
+    /// What a configuration without any key of ours means.
+    pub(crate) fn defaults() -> Self {
+        Self {
+            version: SpecVersion::V1_1_0,
+            name: String::new(),
+            node_name: None,
+            fake_ip_cidr: None,
+            service_cidrs: Vec::new(),
+            mtu: None,
+            state_dir: DEFAULT_STATE_DIR.into(),
+            pin_dir: DEFAULT_PIN_DIR.into(),
+            host_root: "/".into(),
+            cool_down_seconds: agent_core::ipam::DEFAULT_COOLDOWN_SECS,
+            ports: ProxyPorts::default(),
+            mode: Requested::Auto,
+            selective: None,
+            primary: Primary::default(),
+            runtime_config: Map::new(),
+            prev_result: None,
+            valid_attachments: None,
+        }
+    }
 }
 
 /// Reads and checks the configuration.
@@ -244,6 +287,9 @@ pub(crate) fn parse(stdin: &[u8]) -> Result<NetConf, ConfError> {
             .unwrap_or(agent_core::ipam::DEFAULT_COOLDOWN_SECS),
         ports: ports(raw.proxy.as_ref()),
         mode: mode(raw.mode.as_deref())?,
+        selective: selective::selective(raw.workload_selector, raw.workloads_file)?,
+        primary: selective::primary(raw.primary)?,
+        runtime_config: raw.runtime_config.unwrap_or_default(),
         prev_result: raw.prev_result,
         valid_attachments: raw.valid_attachments,
     };

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use crate::{
     add, check,
     command::{self, EnvError, Request, Verb},
-    del,
+    del, delegate,
     error::{CniError, Code},
     gc,
     netconf::{self, ConfError, NetConf},
@@ -34,7 +34,7 @@ pub(crate) fn run(verb: &str) -> u8 {
         Ok(text) => (text, 0),
         Err(error) => {
             tracing::error!(
-                code = error.code as u32, details = %error.details, "{verb} failed: {error}"
+                code = error.code.number(), details = %error.details, "{verb} failed: {error}"
             );
             (
                 error.to_json(asked.as_deref().unwrap_or(NEWEST.as_str())),
@@ -83,15 +83,32 @@ async fn serve(request: Request, conf: &NetConf) -> Result<String, CniError> {
             netns,
             args,
         } => {
+            if let Some(result) = delegate::add(conf, &target, &netns, &args)? {
+                return Ok(result);
+            }
             let added = add::add(conf, &target, &netns, &args).await?;
             Ok(added.to_json(conf.version))
         }
-        Request::Del { target } => del::del(conf, &target).await.map(|()| nothing),
+        Request::Del { target } => {
+            if delegate::del(conf, &target)? {
+                return Ok(nothing);
+            }
+            del::del(conf, &target).await.map(|()| nothing)
+        }
         Request::Check { target, netns } => {
+            if delegate::check(conf, &target)? {
+                return Ok(nothing);
+            }
             check::check(conf, &target, &netns).await.map(|()| nothing)
         }
-        Request::Gc => gc::gc(conf).await.map(|()| nothing),
-        Request::Status => status::status(conf).await.map(|()| nothing),
+        Request::Gc => {
+            gc::gc(conf).await?;
+            delegate::gc(conf).map(|()| nothing)
+        }
+        Request::Status => {
+            status::status(conf).await?;
+            delegate::status(conf).map(|()| nothing)
+        }
         Request::Version => Ok(nothing),
     }
 }

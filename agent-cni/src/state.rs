@@ -4,6 +4,7 @@
 //! node.json                     the node's choices
 //! version, install.json         what is installed, and what the installer says of itself
 //! <containerid>_<ifname>.json   one per attachment; complete, or not there
+//! delegated/<containerid>_<ifname>.json  pods that the primary network has; `delegate`'s
 //! pending/<containerid>_<ifname>  lock of a running verb on that attachment; an ADD's holds its reservation
 //! released                      addresses with the second they were released
 //! sysctls                       values from before us
@@ -87,6 +88,13 @@ impl StateDir {
         Ok(state)
     }
 
+    /// The directory as it is, for looking only: makes nothing.
+    pub(crate) fn look(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+        }
+    }
+
     /// True for files of the directory that are no attachment's.
     pub(crate) fn is_not_an_attachment(name: &str) -> bool {
         [agent_core::node::FILE_NAME, INSTALL_STATUS].contains(&name) || !name.ends_with(".json")
@@ -129,6 +137,12 @@ impl StateDir {
         LockFile::try_acquire(&path)
             .map(|lock| lock.map(|lock| Pending { lock }))
             .map_err(doing("lock", &path))
+    }
+
+    /// Whether a verb is at work on an attachment. Answers yes when it cannot be told.
+    pub(crate) fn is_busy(&self, target: &Target) -> bool {
+        let path = self.pending_dir().join(stem(target));
+        path.exists() && !matches!(LockFile::try_existing(&path), Ok(Some(_)))
     }
 
     /// Takes the lock for allocation.
@@ -344,7 +358,11 @@ impl StateDir {
         remove(&path)
     }
 
-    fn read<T>(
+    /// Reads a file; garbage is set aside and counts as none.
+    ///
+    /// # Errors
+    /// It is there and cannot be opened.
+    pub(crate) fn read<T>(
         &self,
         path: &Path,
         parse: &dyn Fn(&[u8]) -> Result<T, String>,
@@ -446,18 +464,24 @@ impl Pending {
     }
 }
 
-fn stem(target: &Target) -> String {
+/// How an attachment is called in file names.
+pub(crate) fn stem(target: &Target) -> String {
     format!("{}_{}", target.container_id, target.ifname)
 }
 
-fn remove(path: &Path) -> Result<(), StateError> {
+/// Removes a file; fine when it is gone.
+///
+/// # Errors
+/// It cannot be removed.
+pub(crate) fn remove(path: &Path) -> Result<(), StateError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(doing("remove", path)(error)),
         _ => Ok(()),
     }
 }
 
-fn doing(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
+/// Names what was done to what.
+pub(crate) fn doing(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
     move |source| StateError {
         action,
         path: path.to_owned(),

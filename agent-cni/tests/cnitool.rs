@@ -56,9 +56,10 @@ impl Tool {
             .env("NETCONFPATH", files.join("net.d"))
             .env("CNI_PATH", files.join("bin"))
             .env("CNI_IFNAME", "eth0")
-            .env("CNI_ARGS", format!("K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"))
-            // libcni's cache of results, which CHECK and GC read
-            .env("CNI_CACHE_DIR", files.join("cache"));
+            .env(
+                "CNI_ARGS",
+                format!("K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
+            );
         command.output().unwrap()
     }
 

@@ -14,3 +14,4 @@ pub mod node;
 pub mod path;
 pub mod policy;
 pub mod time;
+pub mod workloads;

@@ -16,9 +16,11 @@ use std::{
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
+const BPF_SK_LOOKUP: u32 = 36;
 const BPF_LINK_TYPE_NETNS: u32 = 5;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 
@@ -100,6 +102,24 @@ impl PinnedLink {
     }
 }
 
+/// The IDs of the SK_LOOKUP programs of a network namespace.
+pub(crate) fn socket_lookups(netns: &impl AsFd) -> io::Result<Vec<u32>> {
+    let mut ids = vec![0_u32; MAX_SOCKET_LOOKUPS];
+    let mut query = ProgQuery {
+        target_fd: netns.as_fd().as_raw_fd().cast_unsigned(),
+        attach_type: BPF_SK_LOOKUP,
+        prog_ids: ids.as_mut_ptr() as u64,
+        prog_count: MAX_SOCKET_LOOKUPS as u32,
+        ..ProgQuery::default()
+    };
+    bpf(BPF_PROG_QUERY, &mut query)?;
+    ids.truncate(query.prog_count as usize);
+    Ok(ids)
+}
+
+/// The kernel allows no more in one namespace.
+const MAX_SOCKET_LOOKUPS: usize = 64;
+
 /// Asks whether this process may use bpf(2) at all, by making a small map that is gone at once.
 ///
 /// aya asks for the kernel's features before anything else and takes every refusal for a missing feature, so that the
@@ -133,6 +153,19 @@ struct MapCreate {
     value_size: u32,
     max_entries: u32,
     flags: u32,
+}
+
+/// `bpf_attr` of BPF_PROG_QUERY.
+#[repr(C)]
+#[derive(Default)]
+struct ProgQuery {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_count: u32,
+    padding: u32,
 }
 
 /// `bpf_attr` of BPF_LINK_DETACH.

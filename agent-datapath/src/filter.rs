@@ -82,6 +82,35 @@ pub(crate) fn attached(ifindex: u32) -> io::Result<Option<u32>> {
     Ok(filters(ifindex)?.iter().find_map(our_program))
 }
 
+/// The programs in filters of others at the interface's ingress, with their names. Filters that run no program are let
+/// go by: they are behind ours, which goes first.
+pub(crate) fn foreign(ifindex: u32) -> io::Result<Vec<(u32, String)>> {
+    let filters = filters(ifindex)?;
+    let others = filters
+        .iter()
+        .filter(|filter| our_program(filter).is_none());
+    Ok(others.filter_map(program_of).collect())
+}
+
+/// The ID and the name of a filter's program.
+fn program_of(filter: &TcMessage) -> Option<(u32, String)> {
+    let mut name = String::new();
+    let mut id = None;
+    for attribute in &filter.attributes {
+        let TcAttribute::Options(options) = attribute else {
+            continue;
+        };
+        for option in options {
+            match option {
+                TcOption::Bpf(TcFilterBpfOption::ProgName(found)) => name.clone_from(found),
+                TcOption::Bpf(TcFilterBpfOption::ProgId(found)) => id = Some(*found),
+                _ => {}
+            }
+        }
+    }
+    id.map(|id| (id, name))
+}
+
 fn our_program(filter: &TcMessage) -> Option<u32> {
     let (major, minor) = HANDLE;
     if (filter.header.info >> 16) != u32::from(PRIORITY)

@@ -262,6 +262,23 @@ pub async fn is_up(rtnl: &Rtnl, name: &str) -> Result<bool, NetError> {
     Ok(link.header.flags.contains(LinkFlags::Up))
 }
 
+/// A link's MTU, or `None` when there is no link of that name.
+///
+/// # Errors
+/// `Refused` when the kernel cannot be asked.
+pub async fn mtu(rtnl: &Rtnl, name: &str) -> Result<Option<u32>, NetError> {
+    Ok(find(rtnl, name).await?.as_ref().and_then(mtu_of))
+}
+
+fn mtu_of(link: &LinkMessage) -> Option<u32> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        })
+}
+
 /// The names of a bridge's ports.
 ///
 /// # Errors
@@ -297,14 +314,7 @@ pub async fn uplink_mtu(rtnl: &Rtnl) -> Result<Option<u32>, NetError> {
         .try_next()
         .await
         .doing_unless(libc::ENODEV, || "find the uplink".into())?;
-    Ok(link.flatten().and_then(|link| {
-        link.attributes
-            .iter()
-            .find_map(|attribute| match attribute {
-                LinkAttribute::Mtu(mtu) => Some(*mtu),
-                _ => None,
-            })
-    }))
+    Ok(link.flatten().as_ref().and_then(mtu_of))
 }
 
 pub(crate) async fn find(rtnl: &Rtnl, name: &str) -> Result<Option<LinkMessage>, NetError> {

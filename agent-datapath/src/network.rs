@@ -140,6 +140,14 @@ pub fn check_rules(node: &NodeNetwork) -> Result<(), NetError> {
     if node.mode == Mode::IptablesCompat {
         iptables::check(node)?;
     }
+    check_table(node)
+}
+
+/// Compares the table `ip agent_network` with what [`ensure_node`] makes.
+///
+/// # Errors
+/// `Differs`, naming the chain, or `Refused` when the kernel cannot be asked.
+pub fn check_table(node: &NodeNetwork) -> Result<(), NetError> {
     nft::check(&ruleset::table(node, parts(node)?))
 }
 

@@ -81,6 +81,35 @@ pub fn others_translate(ours: &str) -> Result<bool, NetError> {
         .map_err(|source| NetError::refused("list the chains of nftables", explain(source)))
 }
 
+/// Whether the calling thread's network namespace has a table of the family `ip`, or a chain in it; anybody's.
+///
+/// # Errors
+/// `Refused` when the kernel cannot be asked.
+pub fn exists(table: &str, chain: Option<&str>) -> Result<bool, NetError> {
+    let question = match chain {
+        None => encode::get(
+            Message::GetTable,
+            false,
+            Family::Ip,
+            &[(encode::TABLE_NAME, table)],
+        ),
+        Some(chain) => encode::get(
+            Message::GetChain,
+            false,
+            Family::Ip,
+            &[(encode::CHAIN_TABLE, table), (encode::CHAIN_NAME, chain)],
+        ),
+    };
+    absent_as_none(open()?.one(&question))
+        .map(|found| found.is_some())
+        .map_err(|source| {
+            NetError::refused(
+                format!("look for {}", title(Family::Ip, table)),
+                explain(source),
+            )
+        })
+}
+
 pub(crate) fn open() -> Result<NetfilterSocket, NetError> {
     NetfilterSocket::open().map_err(|source| NetError::refused("open a netfilter socket", source))
 }

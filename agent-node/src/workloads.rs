@@ -23,7 +23,7 @@ mod source;
 mod state_dir;
 mod table;
 
-pub use facts_file::{FactsError, FactsFile};
+pub use facts_file::FactsFile;
 pub use follow::Follower;
 pub use source::{PodFacts, PodRef, WorkloadSource};
 pub use state_dir::StateDir;

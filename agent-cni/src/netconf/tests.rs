@@ -100,6 +100,30 @@ fn values_that_cannot_be_say_what_to_write() {
         (r#", "mode": "xdp""#, "write auto, ebpf or iptables-compat"),
         (r#", "proxy": {"port": 0}"#, "must not be 0"),
         (
+            r#", "workloadSelector": {}"#,
+            "workloadSelector needs workloadsFile",
+        ),
+        (
+            r#", "workloadsFile": "/w.json""#,
+            "no effect without workloadSelector",
+        ),
+        (
+            r#", "workloadSelector": {}, "workloadsFile": "w.json""#,
+            "must be an absolute path",
+        ),
+        (
+            r#", "workloadsFile": "/w", "workloadSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}"#,
+            "In and NotIn need at least one value",
+        ),
+        (
+            r#", "primary": {"file": "../x.conf"}"#,
+            "must be the name of a file",
+        ),
+        (
+            r#", "primary": {"confDir": "net.d"}"#,
+            "must be an absolute path",
+        ),
+        (
             r#", "fakeIPCIDR": "10.96.7.0/24", "serviceCIDRs": ["10.96.0.0/12"]"#,
             "overlaps 10.96.0.0/12 of serviceCIDRs",
         ),
@@ -122,6 +146,21 @@ fn a_wrong_type_or_no_json_is_a_decoding_error() {
         with(r#", "proxy": {"prot": 1}"#),
         Err(ConfError::Decode(_))
     ));
+}
+
+#[test]
+fn a_selector_and_its_file_make_the_network_selective() {
+    let conf = with(
+        r#", "workloadSelector": {"matchLabels": {"agent": "true"}}, "workloadsFile": "/run/w.json", "primary": {"file": "10-x.conflist"}"#,
+    )
+    .unwrap();
+    let selective = conf.selective.unwrap();
+    assert_eq!(selective.selector.match_labels["agent"], "true");
+    assert_eq!(conf.primary.file.as_deref(), Some("10-x.conflist"));
+    assert_eq!(conf.primary.conf_dir, PathBuf::from("/etc/cni/net.d"));
+    let error = with(r#", "workloadSelector": {"matchLabel": {}}, "workloadsFile": "/w""#);
+    assert!(matches!(error, Err(ConfError::Decode(_))));
+    assert!(with("").unwrap().selective.is_none());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! A node of the test's own: network and mount namespaces with their own bpf file system and /run/netns, in which the
+//! A node of the test's own: network and mount namespaces with their own bpf file system, /var/lib (where libcni keeps results)
+//! and /run/netns, in which the
 //! real plugin is called as a runtime calls it. Everything ends with the test's process, however that ends.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
@@ -72,7 +73,7 @@ impl Node {
         let bpf = files.path().join("bpf");
         std::fs::create_dir(&bpf).unwrap();
         let script = format!(
-            "set -e; mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; mount -t bpf bpf {}; \
+            "set -e; mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; mount -t tmpfs tmpfs /var/lib; mount -t bpf bpf {}; \
              ip link set lo up; echo ready; exec cat",
             bpf.display()
         );
@@ -110,6 +111,8 @@ impl Node {
             "serviceCIDRs": ["10.96.0.0/12"],
             "stateDir": files.path().join("state"),
             "pinDir": bpf.join("agent-network"),
+            // never the developer's own network
+            "primary": {"confDir": files.path().join("net.d")},
         });
         Self {
             holder,

@@ -124,7 +124,9 @@ pub(super) fn find_ipsets() -> Result<Vec<(String, String)>, NetError> {
 }
 
 pub(super) fn remove_ipsets() -> Result<(), NetError> {
-    let errors = IPSETS.into_iter().filter_map(|name| remove_ipset(name).err());
+    let errors = IPSETS
+        .into_iter()
+        .filter_map(|name| remove_ipset(name).err());
     several(errors.collect())
 }
 

@@ -1,13 +1,10 @@
-//! The workloads file: service accounts and labels outside Kubernetes.
-//!
-//! One JSON object; each key is `namespace/name`, or `namespace/*` for the pods of a namespace
-//! that have no entry of their own.
+//! The workloads file, followed: service accounts and labels outside Kubernetes. The format is
+//! [`agent_core::workloads`]'.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use agent_core::workloads::WorkloadsFile;
 
 use super::source::{PodFacts, PodRef, WorkloadSource};
 use crate::file_watch::{FileWatch, Look};
@@ -20,28 +17,7 @@ const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The workloads file, followed by content.
 pub struct FactsFile {
     watch: FileWatch,
-    pods: BTreeMap<String, PodFacts>,
-}
-
-/// Why a workloads file is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum FactsError {
-    /// Not JSON of this shape.
-    #[error("the workloads file is not valid")]
-    Syntax(#[source] serde_json::Error),
-    /// A key that names no pod.
-    #[error("the key `{0}` names no pod; write `namespace/name`, or `namespace/*`")]
-    Key(String),
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Entry {
-    service_account: Option<String>,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    namespace_labels: BTreeMap<String, String>,
+    pods: WorkloadsFile,
 }
 
 impl FactsFile {
@@ -49,33 +25,8 @@ impl FactsFile {
     pub fn new(path: &Path) -> FactsFile {
         FactsFile {
             watch: FileWatch::new(path, MAX_BYTES, COMPARE_EVERY),
-            pods: BTreeMap::new(),
+            pods: WorkloadsFile::default(),
         }
-    }
-
-    /// Reads the text of a workloads file.
-    ///
-    /// # Errors
-    /// When it isn't JSON of this shape, or a key names no pod.
-    pub fn parse(text: &[u8]) -> Result<BTreeMap<String, PodFacts>, FactsError> {
-        let file: BTreeMap<String, Entry> =
-            serde_json::from_slice(text).map_err(FactsError::Syntax)?;
-        let mut pods = BTreeMap::new();
-        for (key, entry) in file {
-            let names_a_pod = key.split_once('/').is_some_and(|(ns, name)| {
-                !ns.is_empty() && !name.is_empty() && !name.contains('/')
-            });
-            if !names_a_pod {
-                return Err(FactsError::Key(key));
-            }
-            let facts = PodFacts {
-                service_account: entry.service_account,
-                labels: entry.labels,
-                namespace_labels: entry.namespace_labels,
-            };
-            pods.insert(key, facts);
-        }
-        Ok(pods)
     }
 }
 
@@ -87,7 +38,7 @@ impl WorkloadSource for FactsFile {
                 tracing::error!(file = %self.watch.path().display(), error = %error, "workloads file can't be read; what it said last stays");
                 false
             }
-            Look::Changed(bytes) => match FactsFile::parse(&bytes) {
+            Look::Changed(bytes) => match WorkloadsFile::parse(&bytes) {
                 Ok(pods) => {
                     tracing::info!(file = %self.watch.path().display(), pods = pods.len(), "workloads file is read");
                     self.pods = pods;
@@ -102,9 +53,7 @@ impl WorkloadSource for FactsFile {
     }
 
     fn facts(&self, pod: PodRef<'_>) -> Option<PodFacts> {
-        let own = format!("{}/{}", pod.namespace, pod.name);
-        let any = || self.pods.get(&format!("{}/*", pod.namespace));
-        self.pods.get(&own).or_else(any).cloned()
+        self.pods.facts(pod.namespace, pod.name).cloned()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the facts about a pod come from: what a policy selects by, beyond its name.
 
-use std::collections::BTreeMap;
+pub use agent_core::workloads::PodFacts;
 
 /// A pod as the CNI state names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,17 +11,6 @@ pub struct PodRef<'a> {
     pub name: &'a str,
     /// Its UID; a pod of the same name is another pod when this differs.
     pub uid: &'a str,
-}
-
-/// What is known about a pod beyond its name.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodFacts {
-    /// The service account it runs as.
-    pub service_account: Option<String>,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
-    /// The labels of its namespace.
-    pub namespace_labels: BTreeMap<String, String>,
 }
 
 /// Knows service accounts and labels: a workloads file, or a watch on the API server.

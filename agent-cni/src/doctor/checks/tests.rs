@@ -1,0 +1,382 @@
+//! Each check by a table: a healthy node with one thing changed, the level and words of the finding that names it, and
+//! nothing else changed.
+
+use std::net::Ipv4Addr;
+
+use agent_core::{
+    attachment::{Attachment, Mode, PodRef, SCHEMA_VERSION},
+    mac::MacAddr,
+    node::NodeState,
+};
+use agent_datapath::{
+    inspect::ProgramName,
+    iptables::{Backend, Choice, Why},
+    maps::PodEndpoint,
+};
+
+use super::*;
+use crate::doctor::{
+    check::Level,
+    facts::{
+        cni::{Binary, Cni, ConfFile, Content},
+        datapath::DatapathFacts,
+        leftovers::Leftovers,
+        machine::Machine,
+        network::Network,
+        pods::{Namespace, Pod, Program},
+        proxy::{Answer, Proxy},
+        selective::Selective,
+        services::Services,
+        sockets::Listener,
+        state::State,
+    },
+};
+
+mod cases;
+
+use cases::CASES;
+
+const VETH: &str = "agt0123456789ab";
+
+fn attachment() -> Attachment {
+    Attachment {
+        schema_version: SCHEMA_VERSION,
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+        netns: "/run/netns/c1".into(),
+        pod: PodRef {
+            namespace: "agents".into(),
+            name: "coder".into(),
+            uid: String::new(),
+        },
+        fake_ip: Ipv4Addr::new(169, 254, 9, 2),
+        mac: MacAddr([0x0a, 0x58, 169, 254, 9, 2]),
+        host_veth: VETH.into(),
+        ifindex: 7,
+        mode: Mode::Ebpf,
+        created: "2026-11-30T10:00:00.000000Z".into(),
+        boot_id: "b".into(),
+    }
+}
+
+/// A node on which nothing is wrong.
+fn healthy() -> Facts {
+    let node = NodeState::new(
+        "169.254.9.0/24".parse().unwrap(),
+        vec!["10.96.0.0/12".parse().unwrap()],
+        Mode::Ebpf,
+        "/sys/fs/bpf/agent-network",
+    )
+    .unwrap();
+    let conf = br#"{"cniVersion": "1.1.0", "name": "agents", "serviceCIDRs": ["10.96.0.0/12"]}"#;
+    let ours = crate::netconf::parse(conf).unwrap();
+    let answer = || {
+        Ok(Answer {
+            status: 200,
+            body: "ok".into(),
+        })
+    };
+    let attachment = attachment();
+    let file = |name: &str, content| ConfFile {
+        name: name.into(),
+        content,
+        version: None,
+    };
+    Facts {
+        machine: Machine {
+            release: "6.18.0".into(),
+            against_ebpf: vec![],
+            against_compat: vec![],
+            btf: Ok(true),
+            bpffs: Ok(true),
+            pin_dir: "/sys/fs/bpf/agent-network".into(),
+            capabilities: Ok(u64::MAX >> 23),
+            memlock_counted: Ok(false),
+            memlock: Ok(65_536),
+            now: 1_795_000_000 + 400 * 86_400,
+            clock_kept: Ok(true),
+            conntrack: Some((10, 1000)),
+        },
+        datapath: DatapathFacts {
+            opened: Ok(()),
+            this_build: Ok(true),
+            dispatching: Ok(true),
+            foreign_dispatchers: Ok(0),
+            settings: Ok(crate::node::datapath_config(&node)),
+            wanted: Ok(crate::node::datapath_config(&node)),
+            endpoints: Ok(vec![(7, crate::node::endpoint(&attachment))]),
+        },
+        network: Network {
+            bridge: Ok(3),
+            policy_route: Ok(()),
+            nftables: Ok(()),
+            iptables_rules: Ok(()),
+            iptables: Ok(choice(false)),
+            sysctls: Ok(vec![]),
+            ports: Ok(vec![VETH.into()]),
+            in_use: Ok(vec![
+                "192.0.2.0/24".parse().unwrap(),
+                "169.254.0.0/16".parse().unwrap(),
+                "10.0.0.0/8".parse().unwrap(),
+                "10.96.0.1/32".parse().unwrap(),
+            ]),
+            uplink_mtu: Ok(Some(1500)),
+            port_mtu: Ok(Some(1500)),
+        },
+        selective: Some(Selective {
+            workloads_file: "/w.json".into(),
+            entries: Ok(3),
+            primary: Ok("/etc/cni/net.d/10-primary.conflist".into()),
+            missing: vec![],
+        }),
+        leftovers: Leftovers {
+            found: vec![],
+            unseen: vec![],
+        },
+        pods: vec![Pod {
+            attachment: attachment.clone(),
+            namespace: Namespace::Alive,
+            link: Ok(()),
+            program: Program::Right,
+            foreign: Ok(vec![]),
+        }],
+        cni: Cni {
+            binary: "/opt/cni/bin/agent-cni".into(),
+            installed: Ok(Binary::There {
+                sha256: "ab".repeat(32),
+                executable: true,
+            }),
+            own: Ok("ab".repeat(32)),
+            confs: Ok(vec![
+                file("00-agent-cni.conf", Content::Ours(Box::new(Ok(ours)))),
+                file(
+                    "10-primary.conflist",
+                    Content::Others(
+                        vec!["bridge".into()],
+                        vec!["10.244.1.0/24".parse().unwrap()],
+                    ),
+                ),
+            ]),
+            conf_dir: "/etc/cni/net.d".into(),
+        },
+        proxy: Proxy {
+            url: "http://127.0.0.1:18080/healthz".into(),
+            health: answer(),
+            ready: answer(),
+        },
+        listeners: Ok(vec![listener(
+            "tcp",
+            [127, 0, 0, 1],
+            18080,
+            Some("agent-node"),
+        )]),
+        services: Services {
+            told: Some("iptables".into()),
+            nftables: Ok(false),
+            iptables_nft: Ok(true),
+            ipvs: false,
+            cilium_host_only: None,
+        },
+        programs: Ok(vec![ProgramName {
+            id: 1,
+            name: "pod_ingress".into(),
+        }]),
+        state: State {
+            path: "/var/lib/tke-agent-network/agent-cni".into(),
+            node: Ok(node),
+            attachments: vec![attachment],
+            of_another_boot: vec![],
+            garbage: vec![],
+            aside: vec![],
+            busy: vec![],
+            dead: vec![],
+            unread: None,
+            version: Ok(Some(env!("CARGO_PKG_VERSION").into())),
+        },
+    }
+}
+
+fn listener(protocol: &'static str, address: [u8; 4], port: u16, owner: Option<&str>) -> Listener {
+    Listener {
+        protocol,
+        address: address.into(),
+        port,
+        inode: 1,
+        owner: owner.map(str::to_owned),
+    }
+}
+
+fn choice(both_in_use: bool) -> Choice {
+    Choice {
+        backend: Backend::Nft,
+        why: Why::KubeProxy,
+        both_in_use,
+    }
+}
+
+fn confs(facts: &mut Facts) -> &mut Vec<ConfFile> {
+    facts.cni.confs.as_mut().unwrap()
+}
+
+fn cidr(facts: &mut Facts, text: &str) {
+    facts.state.node.as_mut().unwrap().fake_ip_cidr = text.parse().unwrap();
+}
+
+fn used(facts: &mut Facts, text: &str) {
+    let in_use = facts.network.in_use.as_mut().unwrap();
+    in_use.push(text.parse().unwrap());
+}
+
+#[test]
+fn a_healthy_node_passes_every_check_and_each_has_its_own_name() {
+    let findings = run(&healthy());
+    for finding in &findings {
+        assert_eq!(finding.level, Level::Ok, "{finding:?}");
+        assert!(!finding.found.is_empty(), "{finding:?}");
+    }
+    let names: std::collections::BTreeSet<_> = findings.iter().map(|one| one.id).collect();
+    assert_eq!(names.len(), findings.len());
+}
+
+#[test]
+fn every_check_is_in_the_documentation() {
+    let text = include_str!("../../../../docs/doctor.md");
+    for finding in run(&healthy()) {
+        let row = format!("| `{}` |", finding.id);
+        assert!(text.contains(&row), "docs/doctor.md has no row {row}");
+    }
+}
+
+#[test]
+fn each_change_is_named_by_its_check_and_by_no_other() {
+    for (number, (change, id, level, word)) in CASES.iter().enumerate() {
+        let mut facts = healthy();
+        change(&mut facts);
+        let findings = run(&facts);
+        let named = findings.iter().find(|one| one.id == *id).unwrap();
+        assert_eq!(named.level, *level, "case {number}: {named:?}");
+        assert!(named.found.contains(word), "case {number}: {named:?}");
+        let others: Vec<_> = findings
+            .iter()
+            .filter(|one| one.id != *id && one.level > Level::Ok)
+            .collect();
+        assert!(others.is_empty(), "case {number}: {others:?}");
+    }
+}
+
+#[test]
+fn every_failure_says_what_mends_it() {
+    for (number, (change, id, level, _)) in CASES.iter().enumerate() {
+        let mut facts = healthy();
+        change(&mut facts);
+        let finding = run(&facts).into_iter().find(|one| one.id == *id).unwrap();
+        if *level == Level::Fail {
+            assert!(!finding.remedy.is_empty(), "case {number}: {finding:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_never_fine() {
+    let why = || "EPERM".to_owned();
+    let mut facts = healthy();
+    facts.machine.btf = Err(why());
+    facts.machine.bpffs = Err(why());
+    facts.machine.capabilities = Err(why());
+    facts.machine.memlock_counted = Err(why());
+    facts.machine.clock_kept = Err(why());
+    facts.cni.installed = Err(why());
+    facts.cni.own = Err(why());
+    facts.cni.confs = Err(why());
+    facts.network = Network {
+        bridge: Err(why()),
+        policy_route: Err(why()),
+        nftables: Err(why()),
+        iptables_rules: Err(why()),
+        iptables: Err(why()),
+        sysctls: Err(why()),
+        ports: Err(why()),
+        in_use: Err(why()),
+        uplink_mtu: Err(why()),
+        port_mtu: Err(why()),
+    };
+    facts.datapath = DatapathFacts {
+        opened: Err(why()),
+        this_build: Err(why()),
+        dispatching: Err(why()),
+        foreign_dispatchers: Err(why()),
+        settings: Err(why()),
+        wanted: Err(why()),
+        endpoints: Err(why()),
+    };
+    facts.pods[0].namespace = Namespace::Unseen(why());
+    facts.pods[0].program = Program::Unseen(why());
+    facts.pods[0].foreign = Err(why());
+    facts.proxy.health = Err(why());
+    facts.proxy.ready = Err(why());
+    facts.listeners = Err(why());
+    facts.services.told = None;
+    facts.services.nftables = Err(why());
+    facts.services.iptables_nft = Err(why());
+    facts.programs = Err(why());
+    facts.leftovers.unseen = vec![why()];
+    let selective = facts.selective.as_mut().unwrap();
+    selective.entries = Err(why());
+    selective.primary = Err(why());
+    facts.state.unread = Some(why());
+    facts.state.node = Err(why());
+    for finding in run(&facts) {
+        // the kernel check's own tries say what they could not do, and the connection table's numbers are public
+        if !["kernel", "conntrack", "iptables-rules"].contains(&finding.id) {
+            assert!(finding.level > Level::Ok, "{finding:?}");
+            assert!(finding.found.contains("EPERM"), "{finding:?}");
+        }
+    }
+}
+
+#[test]
+fn verbs_at_work_are_no_problem() {
+    let mut facts = healthy();
+    facts.state.busy = vec!["c2_eth0".into()];
+    let ports = facts.network.ports.as_mut().unwrap();
+    ports.push("agtffffffffffff".into());
+    let new = PodEndpoint {
+        fake_ip: Ipv4Addr::new(169, 254, 9, 3),
+        mac: [2; 6],
+    };
+    facts.datapath.endpoints.as_mut().unwrap().push((9, new));
+    assert!(run(&facts).iter().all(|one| one.level == Level::Ok));
+}
+
+#[test]
+fn a_compat_node_needs_no_programs() {
+    let mut facts = healthy();
+    facts.state.node.as_mut().unwrap().mode = Mode::IptablesCompat;
+    facts.machine.against_ebpf = vec![("programs: EINVAL".into(), String::new())];
+    facts.machine.bpffs = Ok(false);
+    facts.network.policy_route = Err("missing".into());
+    let findings = run(&facts);
+    for id in ["iptables-rules", "iptables"] {
+        let mut broken = healthy();
+        broken.state.node.as_mut().unwrap().mode = Mode::IptablesCompat;
+        broken.network.iptables = Err("not installed".into());
+        broken.network.iptables_rules = Err("a chain is missing".into());
+        let finding = run(&broken).into_iter().find(|one| one.id == id).unwrap();
+        assert_eq!(finding.level, Level::Fail, "{finding:?}");
+    }
+    for id in ["kernel", "bpffs", "memlock", "policy-route"] {
+        let finding = findings.iter().find(|one| one.id == id).unwrap();
+        assert_eq!(finding.level, Level::Ok, "{finding:?}");
+    }
+    let kernel = &findings[0];
+    assert!(kernel.found.contains("programs: EINVAL"), "{kernel:?}");
+}
+
+#[test]
+fn ports_on_other_addresses_are_nobodys_business() {
+    let mut facts = healthy();
+    let listeners = facts.listeners.as_mut().unwrap();
+    listeners.push(listener("tcp", [10, 0, 0, 5], 18080, Some("nginx")));
+    listeners.push(listener("udp", [0, 0, 0, 0], 18080, Some("nginx")));
+    assert!(run(&facts).iter().all(|one| one.level == Level::Ok));
+}

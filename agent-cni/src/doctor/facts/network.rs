@@ -1,0 +1,122 @@
+//! The node's own network: bridge, routes, rules, settings, and what the node uses besides.
+
+use agent_core::{attachment::Mode, node::BRIDGE};
+use agent_datapath::{
+    bridge, iptables, link,
+    network::{self, NodeNetwork},
+    routing,
+    rtnl::Rtnl,
+    sysctl,
+};
+use ipnet::Ipv4Net;
+
+use super::{seen, state::State};
+use crate::{doctor::check::Seen, netconf::NetConf, state::StateDir};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// The bridge's ifindex when it is right.
+    pub(crate) bridge: Seen<u32>,
+    /// Whether marked packets are made local.
+    pub(crate) policy_route: Seen<()>,
+    /// Whether our nftables table is as it should be.
+    pub(crate) nftables: Seen<()>,
+    /// Whether our iptables rules are as they should be; of use in mode iptables-compat only.
+    pub(crate) iptables_rules: Seen<()>,
+    /// Which iptables is this node's, and whether the other one is in use too.
+    pub(crate) iptables: Seen<iptables::Choice>,
+    /// Settings that are not as they should be.
+    pub(crate) sysctls: Seen<Vec<String>>,
+    /// The bridge's ports.
+    pub(crate) ports: Seen<Vec<String>>,
+    /// The networks of the node's addresses and routes, without the bridge's.
+    pub(crate) in_use: Seen<Vec<Ipv4Net>>,
+    /// The MTU of the interface to the outside.
+    pub(crate) uplink_mtu: Seen<Option<u32>>,
+    /// Pods, and the MTU of their links.
+    pub(crate) port_mtu: Seen<Option<u32>>,
+}
+
+impl Network {
+    /// Reads it.
+    pub(crate) async fn read(rtnl: &Seen<Rtnl>, state: &State, conf: &NetConf) -> Self {
+        let rtnl = match rtnl {
+            Ok(rtnl) => rtnl,
+            Err(why) => return Self::unseen(why),
+        };
+        let in_use = seen(routing::networks_in_use(rtnl, BRIDGE).await);
+        let uplink_mtu = seen(link::uplink_mtu(rtnl).await);
+        let ports = ports(rtnl).await;
+        let iptables = seen(iptables::choice());
+        let port_mtu = greatest_mtu(rtnl, &ports).await;
+        let wanted = state.node.clone().and_then(|node| {
+            crate::node::network(conf, &node, &StateDir::look(&state.path))
+                .map_err(|error| error.to_string())
+        });
+        match wanted {
+            Err(why) => Self {
+                in_use,
+                uplink_mtu,
+                ports,
+                port_mtu,
+                iptables,
+                ..Self::unseen(&why)
+            },
+            Ok(wanted) => Self {
+                bridge: seen(bridge::check(rtnl, &wanted.bridge).await),
+                policy_route: seen(wanted.policy_route().check(rtnl).await),
+                nftables: seen(network::check_table(&wanted)),
+                iptables_rules: match wanted.mode {
+                    Mode::Ebpf => Ok(()),
+                    Mode::IptablesCompat => seen(iptables::check(&wanted)).map(|_| ()),
+                },
+                iptables,
+                sysctls: Ok(settings(&wanted)),
+                ports,
+                in_use,
+                uplink_mtu,
+                port_mtu,
+            },
+        }
+    }
+
+    fn unseen(why: &str) -> Self {
+        Self {
+            bridge: Err(why.to_owned()),
+            policy_route: Err(why.to_owned()),
+            nftables: Err(why.to_owned()),
+            iptables_rules: Err(why.to_owned()),
+            iptables: Err(why.to_owned()),
+            sysctls: Err(why.to_owned()),
+            ports: Err(why.to_owned()),
+            in_use: Err(why.to_owned()),
+            uplink_mtu: Err(why.to_owned()),
+            port_mtu: Err(why.to_owned()),
+        }
+    }
+}
+
+/// Every setting that differs, not only the first.
+fn settings(wanted: &NodeNetwork) -> Vec<String> {
+    sysctl::node_settings(&wanted.bridge.name)
+        .into_iter()
+        .filter_map(|setting| seen(sysctl::check(&[setting])).err())
+        .collect()
+}
+
+/// The bridge's ports; none when there is no bridge, which is the bridge's problem.
+async fn ports(rtnl: &Rtnl) -> Seen<Vec<String>> {
+    match seen(link::index_of(rtnl, BRIDGE).await)? {
+        None => Ok(Vec::new()),
+        Some(index) => seen(link::ports_of(rtnl, index).await),
+    }
+}
+
+async fn greatest_mtu(rtnl: &Rtnl, ports: &Seen<Vec<String>>) -> Seen<Option<u32>> {
+    let mut greatest = None;
+    for port in ports.as_ref().map_err(Clone::clone)? {
+        greatest = greatest.max(seen(link::mtu(rtnl, port).await)?);
+    }
+    Ok(greatest)
+}
