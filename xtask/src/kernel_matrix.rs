@@ -55,20 +55,6 @@ pub(crate) fn kernel_matrix(options: &Options) -> Result<()> {
     run_in(&programs, options)
 }
 
-/// The short form that `cargo xtask test` ends with; everything is built already.
-///
-/// # Errors
-/// As [`kernel_matrix`].
-pub(crate) fn fast(programs: &std::path::Path) -> Result<()> {
-    let options = Options {
-        kernels: None,
-        fast: true,
-        only: None,
-        update: false,
-    };
-    run_in(programs, &options)
-}
-
 fn run_in(programs: &std::path::Path, options: &Options) -> Result<()> {
     let wanted = options.kernels.as_deref().unwrap_or(if options.fast {
         FAST_KERNELS
