@@ -77,6 +77,7 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
     };
     pods(cluster, &agent, steps);
     names_and_services(cluster, steps, "iptables");
+    steps.step("iptables: doctor passes", || passes(&agent));
     policy(cluster, &agent, steps);
     people(cluster, steps);
     steps.step(
@@ -104,6 +105,7 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
         })
     });
     names_and_services(cluster, steps, "nftables");
+    steps.step("nftables: doctor passes", || passes(&agent));
     services_of_agents(cluster, steps);
     steps.step("no probe has failed all the while", || {
         let pod = cluster
@@ -424,6 +426,13 @@ fn again_with_a_private_range(cluster: &Cluster, steps: &mut Steps) {
     steps.step("it is given back a second time", || {
         agent.give_back().map(|_| ())
     });
+}
+
+fn passes(agent: &Agent) -> Result<()> {
+    let said = agent.doctor()?;
+    let passed = said.stdout.trim_end().ends_with("AGENT_CNI_DOCTOR_PASSED");
+    ensure!(said.ok() && passed, "{said}");
+    Ok(())
 }
 
 /// What ordinary pods on both nodes can do on a cluster without this project.

@@ -15,7 +15,7 @@ use super::{CLUSTER_DNS, Kubectl, Member, SERVICE_CIDR, eventually};
 use crate::cni::{CONF, STATE_DIR};
 use crate::machine::program;
 use crate::node::{FILES, PROXY};
-use crate::place::Place;
+use crate::place::{Finished, Place};
 use crate::process::Process;
 
 /// A node that is taken over.
@@ -80,6 +80,14 @@ impl Agent {
             Ok(())
         })
         .with_context(|| format!("{}\n{}", installer.log_text(), proxy.log_text()))
+    }
+
+    /// What doctor says of the node.
+    ///
+    /// # Errors
+    /// Only when it can't be started.
+    pub fn doctor(&self) -> Result<Finished> {
+        self.place.run(&[&self.program, "doctor"])
     }
 
     /// Tells the proxy of all pods that are on the node now.
