@@ -69,8 +69,7 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
     });
     let mut agent = None;
     let taken = steps.step("the project takes a node over, which stays Ready", || {
-        let policy = include_str!("kubelet/policy.yaml");
-        agent = Some(Agent::take_over(&cluster.n1, cluster.kubectl(), policy)?);
+        agent = Some(take_over(cluster, &[])?);
         cluster.wait_for_nodes()
     });
     let Some(agent) = agent.filter(|_| taken) else {
@@ -78,6 +77,7 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
     };
     pods(cluster, &agent, steps);
     names_and_services(cluster, steps, "iptables");
+    steps.step("iptables: doctor passes", || passes(&agent));
     policy(cluster, &agent, steps);
     people(cluster, steps);
     steps.step(
@@ -105,6 +105,7 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
         })
     });
     names_and_services(cluster, steps, "nftables");
+    steps.step("nftables: doctor passes", || passes(&agent));
     services_of_agents(cluster, steps);
     steps.step("no probe has failed all the while", || {
         let pod = cluster
@@ -123,6 +124,12 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
         Ok(())
     });
     given_back(cluster, agent, steps);
+    again_with_a_private_range(cluster, steps);
+}
+
+fn take_over(cluster: &Cluster, flags: &[&str]) -> Result<Agent> {
+    let policy = include_str!("kubelet/policy.yaml");
+    Agent::take_over(&cluster.n1, cluster.kubectl(), policy, flags)
 }
 
 fn pods(cluster: &Cluster, agent: &Agent, steps: &mut Steps) {
@@ -342,13 +349,26 @@ fn services_of_agents(cluster: &Cluster, steps: &mut Steps) {
 
 fn given_back(cluster: &Cluster, agent: Agent, steps: &mut Steps) {
     let kubectl = cluster.kubectl();
-    steps.step("agent pods are deleted, and nothing of them stays", || {
-        kubectl.delete("agents", &["pod/coder", "pod/worker"])?;
-        let links = cluster.n1.place().sh("ip -o link show master agentcni0")?;
-        ensure!(links.ok() && links.stdout.is_empty(), "{links}");
+    steps.step("an agent pod is deleted, and its link goes", || {
+        let links = || {
+            cluster
+                .n1
+                .place()
+                .sh("ip -o link show master agentcni0 | wc -l")
+        };
+        ensure!(links()?.stdout.trim() == "2", "{}", links()?);
+        kubectl.delete("agents", &["pod/coder"])?;
+        ensure!(links()?.stdout.trim() == "1", "{}", links()?);
         Ok(())
     });
-    let given = steps.step("the node is given back", || agent.give_back());
+    let given = steps.step(
+        "the node is given back: nothing is left, and the pod that still runs is named",
+        || {
+            let said = agent.give_back()?;
+            ensure!(said.contains("agents/worker"), "{said}");
+            kubectl.delete("agents", &["pod/worker"])
+        },
+    );
     if !given {
         return;
     }
@@ -374,6 +394,45 @@ fn given_back(cluster: &Cluster, agent: Agent, steps: &mut Steps) {
             as_before(cluster)
         },
     );
+}
+
+fn again_with_a_private_range(cluster: &Cluster, steps: &mut Steps) {
+    let mut agent = None;
+    let taken = steps.step("the node is taken over again, with a private range", || {
+        agent = Some(take_over(cluster, &["--fake-ip-cidr", "10.200.0.0/24"])?);
+        Ok(())
+    });
+    let Some(agent) = agent.filter(|_| taken) else {
+        return;
+    };
+    steps.step(
+        "an agent pod of a private range is an endpoint of its Service",
+        || {
+            let kubectl = cluster.kubectl();
+            kubectl.apply(include_str!("kubelet/private.yaml"))?;
+            kubectl.wait("agents", "condition=Ready", &["pod/listed"])?;
+            let ip = pod_ip(cluster, "agents", "listed")?;
+            ensure!(ip.starts_with("10.200.0."), "it has {ip}");
+            let of_it = "kubernetes.io/service-name=listed";
+            eventually("the endpoint is there", Duration::from_secs(20), || {
+                let slices = ["-n", "agents", "get", "endpointslices", "-l", of_it];
+                let slices = kubectl.json(&slices)?.to_string();
+                ensure!(slices.contains(&format!("\"{ip}\"")), "{slices}");
+                Ok(())
+            })?;
+            kubectl.delete("agents", &["pod/listed"])
+        },
+    );
+    steps.step("it is given back a second time", || {
+        agent.give_back().map(|_| ())
+    });
+}
+
+fn passes(agent: &Agent) -> Result<()> {
+    let said = agent.doctor()?;
+    let passed = said.stdout.trim_end().ends_with("AGENT_CNI_DOCTOR_PASSED");
+    ensure!(said.ok() && passed, "{said}");
+    Ok(())
 }
 
 /// What ordinary pods on both nodes can do on a cluster without this project.

@@ -12,10 +12,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Map, Value, json};
 
 use super::{CLUSTER_DNS, Kubectl, Member, SERVICE_CIDR, eventually};
-use crate::cni::{CONF, PLUGIN, STATE_DIR};
+use crate::cni::{CONF, STATE_DIR};
 use crate::machine::program;
 use crate::node::{FILES, PROXY};
-use crate::place::Place;
+use crate::place::{Finished, Place};
 use crate::process::Process;
 
 /// A node that is taken over.
@@ -24,42 +24,70 @@ pub struct Agent {
     root: PathBuf,
     node: String,
     kubectl: Kubectl,
+    program: String,
+    installer: Process,
     proxy: Process,
 }
 
 impl Agent {
-    /// Takes `member` over, with the policies of a YAML file's text. The proxy is ready before the first pod can come.
+    /// Takes `member` over, with the policies of a YAML file's text and further flags for the installer: proxy and installer are started as their DaemonSets
+    /// would start them, in no order, and both say that they are ready.
     ///
     /// # Errors
     /// When a step fails, or containerd doesn't take the network up.
-    pub fn take_over(member: &Member, kubectl: &Kubectl, policies: &str) -> Result<Agent> {
+    pub fn take_over(
+        member: &Member,
+        kubectl: &Kubectl,
+        policies: &str,
+        flags: &[&str],
+    ) -> Result<Agent> {
         let (place, root) = (member.place(), member.world().inside(""));
-        let inside = |path: &str| PathBuf::from(format!("{}{path}", root.display()));
-        fs::create_dir_all(inside(FILES).join("credentials"))?;
-        compile(&place, &inside(FILES), policies)?;
-        fs::write(inside(FILES).join("workloads.json"), "{}")?;
-        let conf = json!({
-            "cniVersion": "1.1.0", "name": "agent-network", "type": "agent-cni",
-            "nodeName": member.name(), "serviceCIDRs": [SERVICE_CIDR],
-        });
-        fs::copy(program("agent-cni")?, inside(PLUGIN)).context("install agent-cni")?;
-        let staged = format!("{CONF}.staged");
-        fs::write(inside(&staged), conf.to_string())?;
-        place
-            .run(&[PLUGIN, "setup", "--config", &staged])?
-            .success()?;
-        let proxy = start_proxy(&place, &inside(FILES))?;
-        fs::rename(inside(&staged), inside(CONF)).context("install the configuration")?;
-        let agent = Agent {
+        let files = PathBuf::from(format!("{}{FILES}", root.display()));
+        fs::create_dir_all(files.join("credentials"))?;
+        compile(&place, &files, policies)?;
+        fs::write(files.join("workloads.json"), "{}")?;
+        let proxy = start_proxy(&place, &files)?;
+        let program = program("agent-cni")?.to_string_lossy().into_owned();
+        let mut line = vec![&*program, "install", "--service-cidrs", SERVICE_CIDR];
+        line.extend(["--node-name", member.name()]);
+        line.extend(flags);
+        let installer = place.spawn("installer", &line, &[])?;
+        let mut agent = Agent {
             place,
             root,
             node: member.name().to_owned(),
             kubectl: kubectl.clone(),
+            program,
+            installer,
             proxy,
         };
-        agent.wait_for_network("agent-network")?;
+        agent.wait_until_ready()?;
+        wait_for_network(&agent.place, "agent-network")?;
         agent.introduce_pods()?;
         Ok(agent)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let (installer, proxy) = (&mut self.installer, &mut self.proxy);
+        let url = format!("http://{PROXY}/readyz");
+        let ready = [&self.program, "install", "--ready"];
+        eventually("the node is ready", Duration::from_secs(30), || {
+            anyhow::ensure!(installer.is_running() && proxy.is_running(), "one ended");
+            self.place.run(&ready)?.success()?;
+            self.place
+                .run(&["curl", "-sS", "-f", "-m", "2", &url])?
+                .success()?;
+            Ok(())
+        })
+        .with_context(|| format!("{}\n{}", installer.log_text(), proxy.log_text()))
+    }
+
+    /// What doctor says of the node.
+    ///
+    /// # Errors
+    /// Only when it can't be started.
+    pub fn doctor(&self) -> Result<Finished> {
+        self.place.run(&[&self.program, "doctor"])
     }
 
     /// Tells the proxy of all pods that are on the node now.
@@ -99,44 +127,50 @@ impl Agent {
             .collect()
     }
 
-    /// Gives the node back: new pods are the primary CNI's. The agent pods must be gone.
+    /// Gives the node back: new pods are the primary CNI's. Returns what rollback said.
     ///
     /// # Errors
-    /// When a step fails, or containerd doesn't take the primary network up.
-    pub fn give_back(self) -> Result<()> {
-        fs::remove_file(self.inside(CONF))?;
-        self.wait_for_network("primary")?;
-        self.proxy.stop(Signal::SIGTERM, Duration::from_secs(20))?;
-        fs::remove_file(PathBuf::from(format!("{}{PLUGIN}", self.root.display())))?;
-        Ok(())
-    }
-
-    /// Until containerd, which watches the folder, has the network as its first.
-    fn wait_for_network(&self, name: &str) -> Result<()> {
-        let bins = crate::containerd::programs()?;
-        let crictl = bins.join("crictl").to_string_lossy().into_owned();
-        eventually(
-            "containerd has the network",
-            Duration::from_secs(20),
-            || {
-                let info = self.place.run(&[&crictl, "info"])?.success()?;
-                let info: Value = serde_json::from_str(&info.stdout)?;
-                let networks = &info["cniconfig"]["Networks"];
-                let first = networks
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .find(|n| n["IFName"] == "eth0");
-                let first = first.and_then(|n| n["Config"]["Name"].as_str());
-                anyhow::ensure!(first == Some(name), "containerd has {networks}");
-                Ok(())
-            },
-        )
+    /// When a step fails, something is left, or containerd doesn't take the primary network up.
+    pub fn give_back(self) -> Result<String> {
+        let limit = Duration::from_secs(20);
+        self.installer.stop(Signal::SIGTERM, limit)?;
+        let conf = PathBuf::from(format!("{}{CONF}", self.root.display()));
+        anyhow::ensure!(conf.exists(), "an installer that ends must remove nothing");
+        let said = self.place.run(&[&self.program, "rollback"])?.success()?;
+        self.proxy.stop(Signal::SIGTERM, limit)?;
+        self.place
+            .run(&[&self.program, "rollback", "--check"])?
+            .success()?;
+        wait_for_network(&self.place, "primary")?;
+        Ok(said.all())
     }
 
     fn inside(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("{}{path}", self.root.display()))
     }
+}
+
+/// Until containerd, which watches the folder, has the network as its first.
+fn wait_for_network(place: &Place, name: &str) -> Result<()> {
+    let bins = crate::containerd::programs()?;
+    let crictl = bins.join("crictl").to_string_lossy().into_owned();
+    eventually(
+        "containerd has the network",
+        Duration::from_secs(20),
+        || {
+            let info = place.run(&[&crictl, "info"])?.success()?;
+            let info: Value = serde_json::from_str(&info.stdout)?;
+            let networks = &info["cniconfig"]["Networks"];
+            let first = networks
+                .as_array()
+                .into_iter()
+                .flatten()
+                .find(|n| n["IFName"] == "eth0");
+            let first = first.and_then(|n| n["Config"]["Name"].as_str());
+            anyhow::ensure!(first == Some(name), "containerd has {networks}");
+            Ok(())
+        },
+    )
 }
 
 /// What a controller would do: YAML to the runtime policy.
@@ -166,17 +200,7 @@ fn start_proxy(place: &Place, files: &std::path::Path) -> Result<Process> {
     fs::write(files.join("zeroproxy.json"), config.to_string())?;
     let node = program("agent-node")?.to_string_lossy().into_owned();
     let file = format!("{FILES}/zeroproxy.json");
-    let mut proxy = place.spawn("zeroproxy", &[&node, "zeroproxy", "--config", &file], &[])?;
-    let url = format!("http://{PROXY}/readyz");
-    eventually("the proxy is ready", Duration::from_secs(20), || {
-        anyhow::ensure!(proxy.is_running(), "it ended");
-        place
-            .run(&["curl", "-sS", "-f", "-m", "2", &url])?
-            .success()?;
-        Ok(())
-    })
-    .with_context(|| proxy.log_text())?;
-    Ok(proxy)
+    place.spawn("zeroproxy", &[&node, "zeroproxy", "--config", &file], &[])
 }
 
 /// The workloads file for what `kubectl get pods -o json` printed.
