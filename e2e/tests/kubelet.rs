@@ -84,16 +84,17 @@ fn scenario(cluster: &mut Cluster, steps: &mut Steps) {
         "the other node, and pods that were there before, are as before",
         || as_before(cluster),
     );
-    // containerd calls the network that is there now, and that one doesn't know the pod: this step is to be turned
-    // round once agent-cni passes such a DEL on to the primary network
+    // containerd calls the network that is there now, and that one passes on what it doesn't know
     steps.step(
-        "known: a pod that was there before goes without telling the primary CNI",
+        "a pod that was there before goes, and the primary CNI has its address back",
         || {
             let ip = pod_ip(cluster, "apps", "leaver")?;
             let lease = format!("/var/lib/cni/networks/primary/{ip}");
+            let held = cluster.n1.place().run(&["cat", &lease])?;
+            ensure!(held.ok(), "it had no lease: {held}");
             cluster.kubectl().delete("apps", &["pod/leaver"])?;
             let left = cluster.n1.place().run(&["cat", &lease])?;
-            ensure!(left.ok(), "its address is free, as it ought to be: {left}");
+            ensure!(!left.ok(), "its address is not free: {left}");
             Ok(())
         },
     );

@@ -19,15 +19,22 @@ pub(crate) fn test(filter: &[String]) -> Result<()> {
         check::all()?;
     }
     cluster.wait()?;
-    nextest(filter)?;
+    nextest(filter, None)?;
     if filter.is_empty() {
+        nextest(&IN_COMPAT.map(str::to_owned), Some("iptables-compat"))?;
         budgets()?;
         demo::show(&programs, false)?;
     }
     Ok(())
 }
 
-fn nextest(filter: &[String]) -> Result<()> {
+/// What is about traffic is run a second time, on nodes in the other mode: the same answers are expected.
+const IN_COMPAT: [&str; 2] = [
+    "-E",
+    "package(e2e) & kind(test) & !binary(harness) & !binary(kubelet) & !binary(containerd) & !binary(bulk) & !binary(demo)",
+];
+
+fn nextest(filter: &[String], mode: Option<&str>) -> Result<()> {
     let mut command = match setup::tool("cargo-nextest")? {
         Some(nextest) => {
             let mut c = Command::new(nextest);
@@ -48,6 +55,10 @@ fn nextest(filter: &[String]) -> Result<()> {
     };
     // A machine that can't run a test fails it, instead of passing it by.
     command.env("CI", "true");
+    if let Some(mode) = mode {
+        println!("xtask: the node tests once more, in {mode} mode");
+        command.env("AGENT_NETWORK_TEST_MODE", mode);
+    }
     run(command.args(build::HOST_PACKAGES).args(filter)).context("tests failed")
 }
 
