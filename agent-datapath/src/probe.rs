@@ -172,7 +172,7 @@ fn assemble(
     compat: Vec<Tried>,
     surroundings: &Surroundings,
 ) -> Report {
-    let mut for_ebpf = vec![isolation.clone(), bpffs.clone()];
+    let mut for_ebpf = vec![isolation.clone(), bpffs];
     for_ebpf.extend(ebpf.tried);
     fill(&mut for_ebpf, &ebpf::FEATURES);
     let mut for_compat = vec![isolation];

@@ -216,7 +216,7 @@ mod tests {
         let record = record();
         records.save(&record).unwrap();
         assert_eq!(records.get(&record.target()).unwrap(), Some(record.clone()));
-        assert_eq!(records.all().unwrap(), [record.clone()]);
+        assert_eq!(records.all().unwrap(), std::slice::from_ref(&record));
         records.remove(&record.target()).unwrap();
         records.remove(&record.target()).unwrap();
         assert_eq!(records.get(&record.target()).unwrap(), None);

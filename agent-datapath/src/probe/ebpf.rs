@@ -79,7 +79,7 @@ pub(super) fn attempt(stage: &Stage) -> Attempt {
     let datapath = match Datapath::ensure(&pins, &settings()) {
         Ok(datapath) => datapath,
         Err(error) => {
-            done.tried.extend(loading_failed(error));
+            done.tried.extend(loading_failed(&error));
             return done;
         }
     };
@@ -141,8 +141,8 @@ fn deliver(stage: &Stage, listener: &TcpListener) -> Result<(), Failure> {
 }
 
 /// A refused load, put down to the step that failed.
-fn loading_failed(error: LoadError) -> Vec<Tried> {
-    let step = match &error {
+fn loading_failed(error: &LoadError) -> Vec<Tried> {
+    let step = match error {
         LoadError::Privilege { source, .. } => source,
         other => other,
     };
@@ -156,10 +156,10 @@ fn loading_failed(error: LoadError) -> Vec<Tried> {
     if attaching {
         vec![
             Tried::ok(FeatureName::Programs, "both programs and all maps load"),
-            Tried::failed(FeatureName::Dispatch, &error),
+            Tried::failed(FeatureName::Dispatch, error),
         ]
     } else {
-        vec![Tried::failed(FeatureName::Programs, &error)]
+        vec![Tried::failed(FeatureName::Programs, error)]
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn binary(facts: &Facts) -> Finding {
     let path = facts.cni.binary.display();
     match check.see("the plugin", &facts.cni.installed) {
         Some(Binary::Missing) => {
-            check.fail(format!("{path} is missing: no pod can start"), INSTALL)
+            check.fail(format!("{path} is missing: no pod can start"), INSTALL);
         }
         Some(Binary::There {
             executable: false, ..

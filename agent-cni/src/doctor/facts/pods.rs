@@ -1,6 +1,6 @@
 //! Each pod of this boot: its namespace, its link on both ends, its program.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use agent_core::attachment::Attachment;
 use agent_datapath::{
@@ -88,7 +88,7 @@ pub(crate) async fn read(
     pods
 }
 
-fn namespace(opened: &Result<Netns, NetError>, path: &PathBuf) -> Namespace {
+fn namespace(opened: &Result<Netns, NetError>, path: &std::path::Path) -> Namespace {
     match opened {
         Ok(_) => Namespace::Alive,
         Err(NetError::NamespaceGone { source, .. })

@@ -66,7 +66,7 @@ impl State {
             Ok(names) => names.iter().for_each(|name| state.file(name)),
             Err(why) => state.unread = Some(why),
         }
-        state.attachments.sort_by(|a, b| a.fake_ip.cmp(&b.fake_ip));
+        state.attachments.sort_by_key(|a| a.fake_ip);
         state
     }
 

@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
         |f| {
             f.machine
                 .against_ebpf
-                .push(("tcx: refused".into(), "do".into()))
+                .push(("tcx: refused".into(), "do".into()));
         },
         "kernel",
         Level::Fail,
@@ -103,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
             f.cni.installed = Ok(Binary::There {
                 sha256: "ab".repeat(32),
                 executable: false,
-            })
+            });
         },
         "cni-binary",
         Level::Fail,
@@ -139,7 +139,7 @@ pub(super) const CASES: &[Case] = &[
                     content: Content::Broken("{".into()),
                     version: None,
                 },
-            )
+            );
         },
         "cni-first",
         Level::Fail,
@@ -156,7 +156,7 @@ pub(super) const CASES: &[Case] = &[
             f.cni.installed = Ok(Binary::There {
                 sha256: "cd".repeat(32),
                 executable: true,
-            })
+            });
         },
         "versions",
         Level::Fail,
@@ -256,7 +256,7 @@ pub(super) const CASES: &[Case] = &[
         |f| {
             f.leftovers
                 .found
-                .push(("/sys/fs/bpf/x/v0".into(), "rm".into()))
+                .push(("/sys/fs/bpf/x/v0".into(), "rm".into()));
         },
         "leftovers",
         Level::Warn,
@@ -369,7 +369,7 @@ pub(super) const CASES: &[Case] = &[
             f.pods[0].foreign = Ok(vec![ProgramName {
                 id: 5,
                 name: "theirs".into(),
-            }])
+            }]);
         },
         "other-programs",
         Level::Warn,
@@ -386,7 +386,7 @@ pub(super) const CASES: &[Case] = &[
             f.programs = Ok(vec![ProgramName {
                 id: 5,
                 name: "cil_sock4_conne".into(),
-            }])
+            }]);
         },
         "socket-lb",
         Level::Warn,
@@ -428,7 +428,7 @@ pub(super) const CASES: &[Case] = &[
                 .ports
                 .as_mut()
                 .unwrap()
-                .push("agtffffffffffff".into())
+                .push("agtffffffffffff".into());
         },
         "pods",
         Level::Fail,
@@ -445,7 +445,7 @@ pub(super) const CASES: &[Case] = &[
             f.listeners
                 .as_mut()
                 .unwrap()
-                .push(listener("tcp", [0, 0, 0, 0], 18080, Some("nginx")))
+                .push(listener("tcp", [0, 0, 0, 0], 18080, Some("nginx")));
         },
         "ports",
         Level::Fail,
@@ -458,7 +458,7 @@ pub(super) const CASES: &[Case] = &[
                 [169, 254, 9, 1],
                 18053,
                 Some("dnsmasq"),
-            ))
+            ));
         },
         "ports",
         Level::Fail,
