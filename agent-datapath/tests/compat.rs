@@ -160,6 +160,12 @@ fn port(name: &str, peer: &str) -> u32 {
     ));
     run_ip(&format!("link set {name} up"));
     run_ip(&format!("link set {peer} up"));
+    // the kernel tells the bridge of the carrier when it comes to it; frames before that are lost
+    wait_until("the port forwards", || {
+        let mut show = Command::new("bridge");
+        let shown = show.args(["link", "show", "dev", name]).output().unwrap();
+        String::from_utf8_lossy(&shown.stdout).contains("state forwarding")
+    });
     index_of(name)
 }
 
