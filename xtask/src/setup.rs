@@ -46,6 +46,8 @@ const FOR_THE_TESTS: &[Need] = &[
     ("bpftool", "bpftool"),
     ("busybox", "busybox-static"),
     ("runc", "runc"),
+    ("strace", "strace"),
+    ("ipset", "ipset"),
 ];
 
 /// What only the kernel matrix runs, besides.
