@@ -33,6 +33,25 @@ struct Case {
     says: &'static str,
     /// A shell line that does what the remedy says.
     mend: &'static str,
+    /// The mode that has the thing; empty for both.
+    only: &'static str,
+}
+
+impl Case {
+    const fn only(self, mode: &'static str) -> Self {
+        Self { only: mode, ..self }
+    }
+}
+
+const EBPF: &str = "ebpf";
+const COMPAT: &str = "iptables-compat";
+
+/// The mode that the suite runs in.
+fn mode() -> &'static str {
+    match std::env::var("AGENT_NETWORK_TEST_MODE").as_deref() {
+        Ok(COMPAT) => COMPAT,
+        _ => EBPF,
+    }
 }
 
 const fn case(
@@ -47,6 +66,7 @@ const fn case(
         names,
         says,
         mend,
+        only: "",
     }
 }
 
@@ -61,6 +81,7 @@ const fn under(
         names,
         says,
         mend: "true",
+        only: "",
     }
 }
 
@@ -172,7 +193,8 @@ impl Patient {
             "{complaints:#?}"
         );
         let mut wrong = Vec::new();
-        for case in cases {
+        let runs = |case: &&Case| case.only.is_empty() || case.only == mode();
+        for case in cases.iter().filter(runs) {
             let title = format!("{} {}", case.spoil, case.under);
             self.sh(case.spoil).success().unwrap();
             let (code, sick, last) = self.doctor(case.under);
@@ -253,13 +275,15 @@ fn what_the_machine_lacks() {
             "python3 TESTS/refuse_bpf.py 5",
             &[("kernel", "fail")],
             "program",
-        ),
+        )
+        .only(EBPF),
         case(
             "mount -t tmpfs tmpfs /sys/kernel/btf",
             &[("btf", "warn")],
             "is missing",
             "umount /sys/kernel/btf",
-        ),
+        )
+        .only(EBPF),
         case(
             "mount -t tmpfs tmpfs /sys/fs/bpf",
             &[
@@ -272,13 +296,15 @@ fn what_the_machine_lacks() {
             ],
             "not on a bpf file system",
             "umount /sys/fs/bpf",
-        ),
+        )
+        .only(EBPF),
         // a kernel that counts maps refuses one above the limit; here a filter refuses it
         under(
             "prlimit --memlock=65536:65536 python3 TESTS/refuse_bpf.py 0",
             &[("memlock", "fail"), ("kernel", "fail")],
             "65536 bytes",
-        ),
+        )
+        .only(EBPF),
         case(
             "sed -i 's/\"created\": \"20/\"created\": \"21/' STATE/FILE",
             &[("clock", "fail")],
@@ -426,13 +452,15 @@ fn what_is_wrong_with_the_nodes_network() {
             &[("policy-route", "fail")],
             "policy rule",
             "SETUP",
-        ),
+        )
+        .only(EBPF),
         case(
             "ip route flush table 18080",
             &[("policy-route", "fail")],
             "table 18080",
             "SETUP",
-        ),
+        )
+        .only(EBPF),
         case(
             "nft delete table ip agent_network",
             &[("nftables", "fail")],
@@ -457,6 +485,27 @@ fn what_is_wrong_with_the_nodes_network() {
             "ip_forward",
             "SETUP",
         ),
+        case(
+            "iptables -t nat -F AGENT-CNI-PREROUTING",
+            &[("iptables-rules", "fail")],
+            "AGENT-CNI-PREROUTING",
+            "SETUP",
+        )
+        .only(COMPAT),
+        case(
+            "iptables -t nat -D PREROUTING -i agentcni0 -j AGENT-CNI-PREROUTING",
+            &[("iptables-rules", "fail")],
+            "PREROUTING",
+            "SETUP",
+        )
+        .only(COMPAT),
+        case(
+            "ip rule add pref 100 iif agentcni0 fwmark 0xa000000/0xf000000 lookup 18080",
+            &[("leftovers", "warn")],
+            "is left over",
+            "REMEDY",
+        )
+        .only(COMPAT),
         case(
             "ip route add HALF dev eth0",
             &[("cidrs", "fail")],
@@ -484,27 +533,34 @@ fn what_is_wrong_with_pods_and_programs() {
         return;
     };
     patient.examine(&[
-        case("rm PINS/links/VETH", &[("programs", "fail")], "not attached", "RECREATE"),
-        case("rm PINS/links/netns:dispatch", &[("programs", "fail"), ("zeroproxy", "?")], "dispatch", "SETUP"),
-        case("bpftool map delete pinned PINS/ENDPOINTS key KEY", &[("maps", "fail")], "no entry", "RECREATE"),
+        case("rm PINS/links/VETH", &[("programs", "fail")], "not attached", "RECREATE").only(EBPF),
+        case("rm PINS/links/netns:dispatch", &[("programs", "fail"), ("zeroproxy", "?")], "dispatch", "SETUP").only(EBPF),
+        case("bpftool map delete pinned PINS/ENDPOINTS key KEY", &[("maps", "fail")], "no entry", "RECREATE").only(EBPF),
         case(
             "bpftool map delete pinned PINS/SERVICE_CIDRS key 16 0 0 0 10 96 0 0",
             &[("maps", "fail")],
             "Service CIDRs",
             "SETUP",
-        ),
+        ).only(EBPF),
         case(
             "bpftool map update pinned PINS/ENDPOINTS key 77 1 0 0 value 169 254 1 1 2 0 0 0 0 1 0 0",
             &[("maps", "fail")],
             "interface 333",
             "REMEDY",
-        ),
+        ).only(EBPF),
         case(
             "tc qdisc add dev VETH clsact; tc filter add dev VETH ingress prio 7 bpf da pinned PINS/programs/pod_ingress",
             &[("other-programs", "warn")],
             "is on",
             "tc qdisc del dev VETH clsact",
-        ),
+        ).only(EBPF),
+        case(
+            "nft delete table bridge agent_network",
+            &[("programs", "fail"), ("maps", "fail"), ("zeroproxy", "?")],
+            "agent_network",
+            "SETUP THEN RECREATE",
+        )
+        .only(COMPAT),
         case("ip netns del NETNS", &[("namespaces", "fail")], "no network namespace", "RECREATE"),
         case("ip link set VETH down", &[("pods", "fail")], "is down", "RECREATE"),
         case("bridge link set dev VETH isolated off", &[("pods", "fail")], "Isolated", "RECREATE"),
@@ -547,7 +603,7 @@ fn what_is_wrong_beside_us() {
             "kill $(cat /run/port.pid); sleep 0.2",
         ),
         case(
-            "iptables-save -t nat > /run/nat; iptables -t nat -F; iptables -t nat -X",
+            "iptables-save -t nat > /run/nat; grep -v KUBE /run/nat | iptables-restore",
             &[("kube-proxy", "warn")],
             "nobody on this node",
             "iptables-restore < /run/nat",
@@ -569,7 +625,7 @@ fn what_is_wrong_beside_us() {
             &[("leftovers", "warn")],
             "AGENT-CNI-PREROUTING",
             "REMEDY",
-        ),
+        ).only(EBPF),
         case(
             "touch NETD/00-agent-cni.conf.staged",
             &[("leftovers", "warn")],

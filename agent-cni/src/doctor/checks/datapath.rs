@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt::Debug};
 
+use agent_core::attachment::Mode;
+
 use super::{RECREATE, SETUP, pods::name_of};
 use crate::{
     doctor::{
@@ -18,7 +20,7 @@ const SOCKET_LB: [&str; 3] = ["cil_sock4_conne", "cil_sock", "sock4_connect"];
 pub(super) fn programs(facts: &Facts) -> Finding {
     let mut check = Check::new("programs");
     if let Err(why) = &facts.datapath.opened {
-        check.fail(format!("the programs are not loaded: {why}"), SETUP);
+        check.fail(why, SETUP);
         return check.finish("");
     }
     if check.see("the dispatch program", &facts.datapath.dispatching) == Some(&false) {
@@ -98,12 +100,18 @@ pub(super) fn maps(facts: &Facts) -> Finding {
         // a verb at work has its entry before its state, or after it
         for index in strays.into_iter().skip(facts.state.busy.len()) {
             let [a, b, c, d] = index.to_ne_bytes();
-            check.fail(
-                format!("there is an entry for interface {index}, which is no pod's"),
-                format!(
+            let remedy = match &facts.state.node {
+                Ok(node) if node.mode == Mode::IptablesCompat => {
+                    "nothing: the runtime's next GC removes it".to_owned()
+                }
+                _ => format!(
                     "bpftool map delete pinned {}/v1/ENDPOINTS key {a} {b} {c} {d}",
                     facts.machine.pin_dir
                 ),
+            };
+            check.fail(
+                format!("there is an entry for interface {index}, which is no pod's"),
+                remedy,
             );
         }
     }
@@ -113,6 +121,9 @@ pub(super) fn maps(facts: &Facts) -> Finding {
 /// Programs of others on the same hooks.
 pub(super) fn other_programs(facts: &Facts) -> Finding {
     let mut check = Check::new("other-programs");
+    if matches!(&facts.state.node, Ok(node) if node.mode == Mode::IptablesCompat) {
+        return check.finish("not needed in mode iptables-compat");
+    }
     for pod in &facts.pods {
         // what cannot be looked at is told by `programs`, with the same reason
         for program in pod.foreign.iter().flatten() {
