@@ -11,6 +11,7 @@ use agent_datapath::{
 };
 
 use super::{check::Seen, options::Options};
+use crate::listeners::{self, Listener};
 
 pub(crate) mod cni;
 pub(crate) mod datapath;
@@ -21,7 +22,6 @@ pub(crate) mod pods;
 pub(crate) mod proxy;
 pub(crate) mod selective;
 pub(crate) mod services;
-pub(crate) mod sockets;
 pub(crate) mod state;
 
 /// All of it.
@@ -46,7 +46,7 @@ pub(crate) struct Facts {
     /// What ZeroProxy answers.
     pub(crate) proxy: proxy::Proxy,
     /// Who listens on the ports that ZeroProxy needs.
-    pub(crate) listeners: Seen<Vec<sockets::Listener>>,
+    pub(crate) listeners: Seen<Vec<Listener>>,
     /// Who translates Services.
     pub(crate) services: services::Services,
     /// Every program on the machine.
@@ -66,7 +66,7 @@ impl Facts {
         let pods = pods::read(&rtnl, &state, &network, &plane, options).await;
         let leftovers = leftovers::Leftovers::read(&state, options, &pin_dir).await;
         let proxy = proxy::Proxy::ask(&options.zeroproxy_url);
-        let listeners = sockets::listeners();
+        let listeners = seen_at("/proc/net", listeners::look());
         let services = services::Services::read(options);
         Self {
             machine: machine::Machine::read(&pin_dir),

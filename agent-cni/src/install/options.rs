@@ -61,6 +61,14 @@ pub(crate) struct InstallOptions {
     /// What the Fake IP CIDR is derived from (default: the host name).
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node_name: Option<String>,
+    /// Which pods get agent-cni's network, as a label selector in JSON; others get the network of the next file in net.d.
+    ///
+    /// {"matchLabels": {"agent-network.io/agent": "true"}}
+    #[arg(long, value_name = "JSON", value_parser = json_object, requires = "workloads_file")]
+    pub(crate) workload_selector: Option<Value>,
+    /// Where pods' labels are written, on the host.
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    pub(crate) workloads_file: Option<PathBuf>,
     /// MTU of the pods' interfaces (default: the uplink's).
     #[arg(long)]
     pub(crate) mtu: Option<u32>,
@@ -114,6 +122,17 @@ impl InstallOptions {
         if let Some(cidr) = self.fake_ip_cidr {
             put("fakeIPCIDR", json!(cidr));
         }
+        if let Some(selector) = &self.workload_selector {
+            put("workloadSelector", selector.clone());
+            // what the runtime passes for these reaches the primary network's plugins through us
+            put(
+                "capabilities",
+                json!({"portMappings": true, "bandwidth": true}),
+            );
+        }
+        if let Some(file) = &self.workloads_file {
+            put("workloadsFile", json!(file));
+        }
         if let Some(mtu) = self.mtu {
             put("mtu", json!(mtu));
         }
@@ -133,6 +152,14 @@ impl InstallOptions {
         let mut text = serde_json::to_string_pretty(&conf).unwrap_or_default();
         text.push('\n');
         text
+    }
+}
+
+fn json_object(text: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err("it must be a JSON object".into()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -192,6 +219,22 @@ mod tests {
             serde_json::from_str(&options(&["--service-cidrs=10.96.0.0/12"]).conf_text()).unwrap();
         assert_eq!(conf[CONF_VERSION_KEY], env!("CARGO_PKG_VERSION"));
         assert!(conf.get("stateDir").is_none());
+    }
+
+    #[test]
+    fn a_selector_goes_into_the_configuration() {
+        let options = options(&[
+            "--service-cidrs=10.96.0.0/12",
+            r#"--workload-selector={"matchLabels": {"agent-network.io/agent": "true"}}"#,
+            "--workloads-file=/run/agent-network/workloads.json",
+        ]);
+        let conf = crate::netconf::parse(options.conf_text().as_bytes()).unwrap();
+        assert!(conf.selective.is_some());
+        for wrong in ["[]", "{"] {
+            let selector = format!("--workload-selector={wrong}");
+            let arguments = ["install", "--ready", "--workloads-file=/f", &selector];
+            assert!(Cli::try_parse_from(arguments).is_err(), "{wrong}");
+        }
     }
 
     #[test]

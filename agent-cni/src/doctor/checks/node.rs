@@ -2,13 +2,12 @@
 
 use std::net::IpAddr;
 
-use crate::doctor::{
-    check::{Check, Finding},
-    facts::{
-        Facts,
-        proxy::Answer,
-        sockets::{Listener, PROXY_PORT},
+use crate::{
+    doctor::{
+        check::{Check, Finding},
+        facts::{Facts, proxy::Answer},
     },
+    listeners::{Listener, PROXY_PORT},
 };
 
 /// The process that may have the ports.

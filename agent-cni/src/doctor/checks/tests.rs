@@ -27,10 +27,10 @@ use crate::doctor::{
         proxy::{Answer, Proxy},
         selective::Selective,
         services::Services,
-        sockets::Listener,
         state::State,
     },
 };
+use crate::listeners::Listener;
 
 mod cases;
 
