@@ -260,11 +260,15 @@ async fn differences(conf: &NetConf, dir: &StateDir) -> Vec<Found> {
         Ok(network) => found.extend(network_differences(&network).await),
         Err(error) => found.push(Found::new(Kind::Node, error.to_string())),
     }
-    if state.mode == Mode::Ebpf
-        && let Some(what) = program_difference(&state, &conf.pin_dir)
-    {
-        found.push(Found::new(Kind::Programs, what));
-    }
+    let programs = match state.mode {
+        Mode::Ebpf => program_difference(&state, &conf.pin_dir),
+        Mode::IptablesCompat => {
+            let config = node::datapath_config(&state);
+            let checked = Plane::check(state.mode, &Pins::new(&conf.pin_dir), &config);
+            checked.err().map(|error| Problem::of(&error).what)
+        }
+    };
+    found.extend(programs.map(|what| Found::new(Kind::Programs, what)));
     found
 }
 

@@ -16,9 +16,14 @@ use crate::support::{Node, PLUGIN, POOL};
 /// How soon after its cause is gone everything must be right again.
 pub(crate) const REPAIRED_WITHIN: Duration = Duration::from_secs(5);
 
+/// The mode that redirects with iptables.
+pub(crate) const COMPAT: &str = "iptables-compat";
+
 /// A node with the directories that a runtime has.
 pub(crate) struct Host {
     pub(crate) node: Node,
+    /// What `--mode` says.
+    pub(crate) mode: &'static str,
 }
 
 /// An installer that runs until it is dropped.
@@ -30,7 +35,7 @@ pub(crate) struct Installer {
 impl Host {
     pub(crate) fn new() -> Self {
         let node = Node::new();
-        let host = Self { node };
+        let host = Self { node, mode: "auto" };
         std::fs::create_dir_all(host.bin_dir()).unwrap();
         std::fs::create_dir_all(host.conf_dir()).unwrap();
         std::fs::write(
@@ -39,6 +44,12 @@ impl Host {
         )
         .unwrap();
         host
+    }
+
+    /// The same in another mode.
+    pub(crate) fn in_mode(mut self, mode: &'static str) -> Self {
+        self.mode = mode;
+        self
     }
 
     /// A host with an uplink: `outside` is a namespace at 192.0.2.1, and the default route leads there.
@@ -99,6 +110,7 @@ impl Host {
                 &format!("--fake-ip-cidr={POOL}"),
                 "--node-name=worker-1",
                 "--cni-version=1.1.0",
+                &format!("--mode={}", self.mode),
             ]
             .map(str::to_owned),
         );
@@ -290,9 +302,18 @@ impl Host {
             assert!(!staged.exists(), "{}", staged.display());
         }
         self.node.sh(
-            "ip -br addr show agentcni0 | grep -q 169.254.9.1/24; ip rule | grep -q 'lookup 18080'; \
-             ip route show table 18080 type local | grep -q default; nft list table ip agent_network >/dev/null",
+            "ip -br addr show agentcni0 | grep -q 169.254.9.1/24 && nft list table ip agent_network >/dev/null",
         );
+        self.node.sh(match self.mode {
+            COMPAT => {
+                "iptables-save -t nat | grep -q AGENT-CNI-PREROUTING && nft list table bridge agent_network >/dev/null && \
+                 ! ip rule | grep 'lookup 18080'"
+            }
+            _ => {
+                "ip rule | grep -q 'lookup 18080' && ip route show table 18080 type local | grep -q default && \
+                 ! iptables-save | grep AGENT-CNI"
+            }
+        });
     }
 }
 

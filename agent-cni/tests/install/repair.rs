@@ -6,7 +6,7 @@ use std::{path::Path, time::Instant};
 use serde_json::Value;
 
 use crate::{
-    host::{Host, Installer, REPAIRED_WITHIN},
+    host::{COMPAT, Host, Installer, REPAIRED_WITHIN},
     witness::Witness,
 };
 
@@ -22,7 +22,10 @@ struct Kept {
 
 impl Kept {
     fn new() -> Self {
-        let mut host = Host::with_uplink();
+        Self::on(Host::with_uplink())
+    }
+
+    fn on(mut host: Host) -> Self {
         let installer = host.keep();
         host.node.pod("c1");
         let result = host.node.add("c1").ok();
@@ -45,7 +48,7 @@ impl Kept {
 
     /// Breaks something, and waits until it is repaired: counted under its kind, told in an event, and right.
     #[track_caller]
-    fn breaks(&self, kind: &str, line: &str, witness: &mut Witness<'_>) {
+    fn breaks(&self, kind: &str, line: &str, witness: &mut Witness) {
         let before = self.host.repairs(kind);
         let events = self.installer.log().matches("repaired").count();
         self.host.node.sh(line);
@@ -205,6 +208,40 @@ fn settings_routes_and_rules() {
             kept.host.until("right again", || kept.is_right());
             continue;
         }
+        kept.breaks(kind, &line, &mut witness);
+    }
+}
+
+#[test]
+fn what_the_iptables_compat_mode_is_made_of() {
+    let kept = Kept::on(Host::with_uplink().in_mode(COMPAT));
+    let mut witness = Witness::start(&kept.host, "c1");
+    let veth = &kept.veth;
+    for (kind, line) in [
+        ("rules", "iptables -t nat -F".to_owned()),
+        ("rules", "iptables -t nat -D PREROUTING 1".into()),
+        (
+            "rules",
+            "iptables -t nat -F AGENT-CNI-PREROUTING; iptables -t nat -A AGENT-CNI-PREROUTING -j RETURN".into(),
+        ),
+        // somebody's rule before ours
+        (
+            "rules",
+            "iptables -t nat -I PREROUTING -p tcp -j RETURN".into(),
+        ),
+        ("rules", "iptables -t mangle -F".into()),
+        ("rules", "iptables -F; iptables -t nat -F".into()),
+        ("rules", "nft delete table ip agent_network".into()),
+        ("programs", "nft delete table bridge agent_network".into()),
+        ("programs", "nft flush table bridge agent_network".into()),
+        (
+            "pod",
+            format!("nft delete element bridge agent_network pods {{ {veth} }}"),
+        ),
+        ("bridge", "ip link del agentcni0".into()),
+        ("sysctl", "echo 0 > /proc/sys/net/ipv4/ip_forward".into()),
+        ("pod", format!("ip link set {veth} nomaster")),
+    ] {
         kept.breaks(kind, &line, &mut witness);
     }
 }

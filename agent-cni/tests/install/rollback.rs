@@ -6,7 +6,7 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    host::Host,
+    host::{COMPAT, Host},
     support::{Node, PLUGIN},
     witness::Witness,
 };
@@ -76,6 +76,21 @@ fn a_healthy_node_with_pods_is_given_back_and_says_which_pods_to_recreate() {
     let said = host.rollback();
     assert_eq!(said["recreate"], serde_json::json!([]));
     assert_clean(&host);
+}
+
+#[test]
+fn a_node_in_the_iptables_compat_mode_is_given_back() {
+    let mut host = Host::with_uplink().in_mode(COMPAT);
+    let before = host.sysctls();
+    host.once();
+    host.assert_installed();
+    host.node.added("c1");
+    let mut witness = Witness::start(&host, "c1");
+    assert!(!host.residues().0);
+    host.rollback();
+    assert_clean(&host);
+    assert_eq!(host.sysctls(), before);
+    witness.assert_controlled("after the rollback");
 }
 
 #[test]

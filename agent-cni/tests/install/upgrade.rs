@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    host::{Host, text},
+    host::{COMPAT, Host, text},
     support::PLUGIN,
     witness::Witness,
 };
@@ -220,6 +220,24 @@ fn pins_of_an_older_layout_go_once_pods_are_in_the_new_one() {
         host.node.succeeds(&gone)
     });
     witness.assert_controlled("after the layout changed");
+}
+
+#[test]
+fn another_mode_is_gone_to_with_the_pods_that_run() {
+    let mut host = Host::with_uplink();
+    host.once();
+    host.node.pod("c1");
+    let result = host.node.add("c1").ok();
+    let mut witness = Witness::start(&host, "c1");
+    let mut connection = Connection::open(&host, "c1");
+    for mode in [COMPAT, "ebpf"] {
+        host.mode = mode;
+        host.once();
+        host.assert_installed();
+        host.node.check("c1", &result).ok();
+        connection.assert_alive(mode);
+        witness.assert_controlled(mode);
+    }
 }
 
 #[test]

@@ -5,17 +5,18 @@ use std::process::{Child, Stdio};
 use crate::host::Host;
 
 /// A pod that tries all the time, and counters where its packets must never arrive.
-pub(crate) struct Witness<'a> {
-    host: &'a Host,
+pub(crate) struct Witness {
+    /// Lists the counters.
+    look: Box<dyn Fn() -> String>,
     child: Child,
 }
 
 /// What is counted: the port that no rule of ours lets anybody reach.
 const PORT: u16 = 9999;
 
-impl<'a> Witness<'a> {
+impl Witness {
     /// Starts on a host with an uplink. The pod sends UDP and opening SYNs to the outside, the node and its own gateway.
-    pub(crate) fn start(host: &'a Host, pod: &str) -> Self {
+    pub(crate) fn start(host: &Host, pod: &str) -> Self {
         // After our own drops: what is counted here has passed them. What has the proxy's mark is on its way to the proxy.
         let unmarked = "meta mark and 0x0f000000 != 0x0a000000";
         let seen = |hook: &str, priority: i32| {
@@ -33,7 +34,6 @@ impl<'a> Witness<'a> {
         let program = format!(
             "import socket,time\n\
              to=('192.0.2.1','192.0.2.2','169.254.9.1')\n\
-             print('up',flush=True)\n\
              while True:\n\
              \x20for a in to:\n\
              \x20\x20try:\n\
@@ -55,17 +55,17 @@ impl<'a> Witness<'a> {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Self { host, child }
+        let look = host.node.shell(
+            "nft list table ip seen && nsenter --net=/run/netns/outside nft list table ip seen",
+        );
+        Self { look, child }
     }
 
     /// That nothing of it ever arrived, and that it does try.
     #[track_caller]
     pub(crate) fn assert_controlled(&mut self, when: &str) {
         assert!(self.child.try_wait().unwrap().is_none(), "{when}: it ended");
-        let seen = self
-            .host
-            .node
-            .sh("nft list table ip seen; nsenter --net=/run/netns/outside nft list table ip seen");
+        let seen = (self.look)();
         assert_eq!(
             seen.matches("counter packets 0 bytes 0").count(),
             4,
@@ -74,7 +74,7 @@ impl<'a> Witness<'a> {
     }
 }
 
-impl Drop for Witness<'_> {
+impl Drop for Witness {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

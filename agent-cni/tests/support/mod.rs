@@ -159,6 +159,19 @@ impl Node {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// A shell line inside the node, to be run again and again as long as the node is there.
+    pub(crate) fn shell(&self, line: &'static str) -> Box<dyn Fn() -> String> {
+        let pid = self.holder.id().to_string();
+        Box::new(move || {
+            let output = Command::new("nsenter")
+                .args(["--target", &pid, "--net", "--mount", "--", "sh", "-c", line])
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{line}: {output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        })
+    }
+
     /// Whether a shell line inside the node succeeds.
     pub(crate) fn succeeds(&self, line: &str) -> bool {
         self.command("sh")
