@@ -9,6 +9,7 @@
 
 use serde_json::{Value, json};
 
+use e2e::patience::slowdown;
 use e2e::policy::Policy;
 
 mod support;
@@ -132,7 +133,9 @@ fn tls_goes_by_the_verified_name_alone() {
     // allowed, and the pod sees the server's own certificate
     let ca = std::fs::read(&node.outside.pki().ca).unwrap();
     let keep = ["bash", "-c", "cat > /tmp/ca.pem"];
-    pod.place().run_with(&keep, &[], &ca, 5).unwrap();
+    pod.place()
+        .run_with(&keep, &[], &ca, 5 * slowdown())
+        .unwrap();
     let done = pod
         .curl(&["--cacert", "/tmp/ca.pem", "https://secure.example.com/"])
         .unwrap();
@@ -253,7 +256,7 @@ fn two_readings_of_one_request_are_no_request() {
         ];
         let done = pod
             .place()
-            .run_with(&line, &[], request.as_bytes(), 10)
+            .run_with(&line, &[], request.as_bytes(), 10 * slowdown())
             .unwrap();
         let first = done.stdout.lines().next().unwrap_or_default();
         assert!(first.contains(" 400 "), "{what}: {done}");
@@ -287,7 +290,7 @@ fn the_second_request_of_a_connection_is_decided_too() {
     ];
     let done = pod
         .place()
-        .run_with(&line, &[], two.as_bytes(), 10)
+        .run_with(&line, &[], two.as_bytes(), 10 * slowdown())
         .unwrap();
     assert!(
         done.stdout.contains(" 200 ") && done.stdout.contains(" 403 "),

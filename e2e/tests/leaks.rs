@@ -19,6 +19,7 @@ use e2e::addresses::{NODE, ROUTER};
 use e2e::capture::Capture;
 use e2e::machine::can_run;
 use e2e::outside::DOWNLINK;
+use e2e::patience::slowdown;
 use e2e::place::Finished;
 use e2e::process::Process;
 use e2e::{Node, Pod, PodSpec};
@@ -133,7 +134,7 @@ s.sendto(b'leak', ('198.51.100.53', 53))"
         );
         let done = pod
             .place()
-            .run_with(&["bash", "-c", &script], &[], b"", 90)
+            .run_with(&["bash", "-c", &script], &[], b"", 90 * slowdown())
             .unwrap();
         for step in ["address", "mac", "layer2", "ipv6", "macvlan"] {
             assert!(

@@ -174,7 +174,7 @@ pub(super) fn all() -> Vec<Scenario> {
         program: (package, target),
         tests: &[],
         fast: *fast,
-        limit: 400,
+        limit: 900,
     });
     let nodes = [Auto, Compat].into_iter().flat_map(|mode| {
         NODES
@@ -185,7 +185,7 @@ pub(super) fn all() -> Vec<Scenario> {
                 program: ("e2e", target),
                 tests,
                 fast: *fast,
-                limit: 600,
+                limit: 1_200,
             })
     });
     data_path.chain(nodes).collect()
