@@ -1,6 +1,10 @@
 //! Many calls at once.
 
-use std::{collections::BTreeSet, thread};
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 
@@ -82,4 +86,62 @@ fn adds_dels_and_gcs_at_once_leave_what_was_added_last() {
         let result = node.add(&name).ok();
         node.check(&name, &result).ok();
     }
+}
+
+/// What the node has that belongs to no pod, without counters.
+fn foundations(node: &Node) -> String {
+    node.sh(
+        "ip rule; ip route show table all; ip -o link | sed 's/^[0-9]*: //' | sort; bridge -d link; sysctl -a -e 2>/dev/null \
+         | grep -E '^net.ipv4.(ip_forward|conf.(all|default|agentcni0)\\.)' ; \
+         nft list ruleset 2>/dev/null | sed -E 's/packets [0-9]+ bytes [0-9]+//'; iptables-save | grep -v '^[#:]'",
+    )
+}
+
+#[test]
+fn two_hundred_callers_that_add_and_delete_without_pause_leave_nothing() {
+    const CALLERS: usize = 200;
+    // ten minutes and more by hand
+    let seconds = std::env::var("AGENT_NETWORK_CHURN_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(10);
+    let node = Node::new();
+    node.sh(&format!(
+        "for n in $(seq {CALLERS}); do ip netns add p$n; done"
+    ));
+    node.add("p1").ok();
+    node.del("p1").ok();
+    let (before, files) = (foundations(&node), node.state_files());
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let rounds: usize = thread::scope(|scope| {
+        let callers: Vec<_> = (1..=CALLERS)
+            .map(|n| {
+                let node = &node;
+                scope.spawn(move || {
+                    let name = format!("p{n}");
+                    let mut rounds = 0;
+                    while rounds == 0 || Instant::now() < end {
+                        node.add(&name).ok();
+                        node.del(&name).ok();
+                        rounds += 1;
+                    }
+                    rounds
+                })
+            })
+            .collect();
+        callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .sum()
+    });
+    println!("{rounds} times ADD and DEL in {seconds} seconds and what was under way");
+    assert_eq!(node.traces(), "");
+    assert_eq!(node.state_files(), files);
+    assert_eq!(foundations(&node), before);
+    assert_eq!(node.sh("conntrack -C 2>/dev/null || echo 0").trim(), "0");
+    // every address is free again
+    let addresses: BTreeSet<String> = (1..=CALLERS)
+        .map(|n| address(&node.add(&format!("p{n}")).ok()))
+        .collect();
+    assert_eq!(addresses.len(), CALLERS);
 }
