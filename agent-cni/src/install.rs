@@ -55,7 +55,7 @@ pub(crate) fn run(options: &InstallOptions) -> anyhow::Result<u8> {
 }
 
 fn ready(places: &Places) -> anyhow::Result<u8> {
-    let status = Status::read(&places.state_dir)
+    let status = report::read(&places.state_dir)
         .with_context(|| format!("cannot read the status in {}", places.state_dir.display()))?;
     match report::not_ready(status.as_ref(), clock::now_seconds()) {
         None => {
@@ -85,7 +85,7 @@ struct Work {
 impl Work {
     /// Takes the say over the node.
     fn start(places: Places, conf: NetConf, installer: Installer) -> anyhow::Result<Self> {
-        let before = Status::read(&places.state_dir).unwrap_or_default();
+        let before = report::read(&places.state_dir).unwrap_or_default();
         if let Some(from) = before
             .as_ref()
             .map(|status| status.version.as_str())
@@ -102,7 +102,7 @@ impl Work {
             conf,
             installer,
             claim: None,
-            status: Status::new(before),
+            status: report::begin(before),
             settled: false,
             written: None,
         };
@@ -226,7 +226,7 @@ impl Work {
             }
         }
         if self.settled {
-            self.status.count(found);
+            self.status.count(found.iter().map(|found| found.kind));
         }
     }
 
@@ -256,7 +256,7 @@ impl Work {
         self.status.heartbeat = now;
         let written = StateDir::open(state)
             .map_err(|error| error.to_string())
-            .and_then(|dir| self.status.write(&dir).map_err(|error| error.to_string()));
+            .and_then(|dir| report::write(&self.status, &dir).map_err(|error| error.to_string()));
         match written {
             Ok(()) => self.written = Some(self.status.clone()),
             Err(error) => {

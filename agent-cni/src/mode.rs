@@ -62,13 +62,21 @@ impl<R: Fn() -> Report> Decided<R> {
         }
     }
 
-    /// Why this mode, in words: from this probe, else from the one that settled it.
-    pub(crate) fn words(&self, stored: Option<&NodeState>) -> Option<String> {
-        match (&self.chosen, self.requested) {
-            (Some((_, reason)), _) => Some(reason.to_string()),
-            (None, Requested::Auto) => stored?.mode_reason.clone(),
-            (None, Requested::This(_)) => None,
-        }
+    /// Writes down why this mode: from this probe, else from the one that settled it.
+    pub(crate) fn explain(&self, stored: Option<&NodeState>, node: &mut NodeState) {
+        (node.mode_reason, node.mode_cause, node.ebpf_missing) = match (&self.chosen, stored) {
+            (Some((_, reason)), _) => (
+                Some(reason.to_string()),
+                Some(reason.as_str().to_owned()),
+                missing(reason),
+            ),
+            (None, Some(stored)) if self.requested == Requested::Auto => (
+                stored.mode_reason.clone(),
+                stored.mode_cause.clone(),
+                stored.ebpf_missing.clone(),
+            ),
+            (None, _) => (None, None, Vec::new()),
+        };
     }
 
     /// Why this mode, when the kernel was asked.
@@ -89,6 +97,17 @@ impl<R: Fn() -> Report> Decided<R> {
     }
 }
 
+/// The labels of what is in eBPF's way, each once.
+fn missing(reason: &Reason) -> Vec<String> {
+    let mut labels: Vec<String> = reason
+        .why_not_ebpf()
+        .iter()
+        .map(|why| why.feature.as_str().to_owned())
+        .collect();
+    labels.dedup();
+    labels
+}
+
 /// Whether pods of this boot are attached; when that can't be read, they may be.
 fn has_pods(dir: &StateDir) -> bool {
     let boot = clock::boot_id();
@@ -99,7 +118,10 @@ fn has_pods(dir: &StateDir) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agent_datapath::attach::AttachKind;
+    use agent_datapath::{
+        attach::AttachKind,
+        probe::{FeatureName, Why},
+    };
 
     fn stored(mode: Mode) -> NodeState {
         let cidr = "169.254.100.0/24".parse().unwrap();
@@ -119,12 +141,26 @@ mod tests {
         let unasked = || -> Report { panic!("nothing may be probed") };
         let mut compat = stored(Mode::IptablesCompat);
         compat.mode_reason = Some("no bpf(2)".into());
-        for (requested, wanted, words) in [
-            (Requested::Auto, Mode::IptablesCompat, Some("no bpf(2)")),
-            (Requested::This(Mode::Ebpf), Mode::Ebpf, None),
+        compat.mode_cause = Some("ebpf_fails".into());
+        compat.ebpf_missing = vec!["programs".into()];
+        for (requested, wanted, kept) in [
+            (Requested::Auto, Mode::IptablesCompat, true),
+            (Requested::This(Mode::Ebpf), Mode::Ebpf, false),
         ] {
             let mut decided = undecided(requested, unasked);
-            assert_eq!(decided.words(Some(&compat)).as_deref(), words);
+            let mut explained = stored(wanted);
+            decided.explain(Some(&compat), &mut explained);
+            let why = |node: &NodeState| {
+                let NodeState {
+                    mode_reason,
+                    mode_cause,
+                    ebpf_missing,
+                    ..
+                } = node.clone();
+                (mode_reason, mode_cause, ebpf_missing)
+            };
+            let none = (None, None, vec![]);
+            assert_eq!(why(&explained), if kept { why(&compat) } else { none });
             assert_eq!(decided.mode(Some(&compat)).unwrap(), wanted);
             assert_eq!(decided.reason(), None);
         }
@@ -146,5 +182,28 @@ mod tests {
         }
         assert_eq!(probes.get(), 1);
         assert_eq!(decided.reason(), Some(Reason::EbpfWorks(AttachKind::Tcx)));
+    }
+
+    #[test]
+    fn what_is_in_ebpfs_way_is_written_down_by_its_labels() {
+        let why = |feature| Why {
+            feature,
+            said: "no".into(),
+            meaning: String::new(),
+        };
+        let mut decided = undecided(Requested::Auto, || Report {
+            features: vec![],
+            ebpf: Err(vec![
+                why(FeatureName::Programs),
+                why(FeatureName::Programs),
+                why(FeatureName::Dispatch),
+            ]),
+            compat: Ok(()),
+        });
+        assert_eq!(decided.mode(None).unwrap(), Mode::IptablesCompat);
+        let mut node = stored(Mode::IptablesCompat);
+        decided.explain(None, &mut node);
+        assert_eq!(node.mode_cause.as_deref(), Some("ebpf_fails"));
+        assert_eq!(node.ebpf_missing, ["programs", "dispatch"]);
     }
 }

@@ -153,7 +153,7 @@ async fn settle(
     };
     let name = conf.node_name.clone().unwrap_or_else(host_name);
     let mut chosen = choice::choose(conf, mode, &name, stored.as_ref(), &in_use, &live)?;
-    chosen.mode_reason = decided.words(stored.as_ref());
+    decided.explain(stored.as_ref(), &mut chosen);
     Ok(Settled { stored, chosen })
 }
 

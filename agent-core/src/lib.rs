@@ -8,6 +8,7 @@
 pub mod attachment;
 pub mod audit;
 pub mod identity;
+pub mod install;
 pub mod ipam;
 pub mod mac;
 pub mod node;

@@ -83,6 +83,12 @@ pub struct NodeState {
     /// Why this mode, in words, when the kernel was asked; `auto` says here why not eBPF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode_reason: Option<String>,
+    /// The kind of that reason, a fixed label for metrics: `requested`, `kept`, `ebpf_works` or `ebpf_fails`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_cause: Option<String>,
+    /// What eBPF would need and the node lacks, by the labels of `agent-cni probe`; empty when it works or was not asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ebpf_missing: Vec<String>,
     /// Directory of pinned programs, maps and links.
     pub pin_dir: String,
     /// Name of the bridge.
@@ -145,6 +151,8 @@ impl NodeState {
             marks: Marks::default(),
             mode,
             mode_reason: None,
+            mode_cause: None,
+            ebpf_missing: Vec::new(),
             pin_dir: pin_dir.to_owned(),
             bridge: BRIDGE.to_owned(),
         };

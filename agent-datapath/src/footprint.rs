@@ -40,7 +40,7 @@ pub const CONF_VERSION_KEY: &str = "agentVersion";
 /// In the state directory: which version is installed, as JSON with the key `version`.
 pub const VERSION_RECORD: &str = "version";
 /// In the state directory: what the running installer says of itself.
-pub const INSTALL_STATUS: &str = "install.json";
+pub const INSTALL_STATUS: &str = agent_core::install::FILE;
 
 /// Where our things lie, as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]

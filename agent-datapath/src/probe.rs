@@ -53,6 +53,19 @@ pub enum FeatureName {
 }
 
 impl FeatureName {
+    /// What the eBPF mode needs, in the order in which it is tried.
+    pub const EBPF: [Self; 9] = [
+        Self::Isolation,
+        Self::Bpffs,
+        Self::Programs,
+        Self::Dispatch,
+        Self::Classifier,
+        Self::NodeNetwork,
+        Self::Sockets,
+        Self::Delivery,
+        Self::Events,
+    ];
+
     /// A fixed label for tables, JSON and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -16,6 +16,7 @@ pub mod file_watch;
 pub mod listener;
 pub mod metrics;
 pub mod node_nets;
+pub mod node_status;
 pub mod policy_store;
 pub mod proxy;
 pub mod telemetry;

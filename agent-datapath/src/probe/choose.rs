@@ -70,6 +70,9 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All that [`Self::as_str`] can be.
+    pub const LABELS: [&'static str; 4] = ["requested", "kept", "ebpf_works", "ebpf_fails"];
+
     /// A fixed label for logs and metrics.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {

@@ -1,5 +1,7 @@
 //! Which path does what.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use agent_core::policy::ExplainRequest;
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -11,6 +13,7 @@ use super::auth::{self, AuthError};
 use super::respond::{Reply, json, problem, text, unauthorized, wrong_method};
 use super::{Admin, Check, readiness};
 use crate::metrics::Sample;
+use crate::node_status;
 use crate::policy_store::PolicyStatus;
 
 /// The content type of OpenMetrics text, which prometheus-client writes.
@@ -155,6 +158,14 @@ impl Admin {
                 audit.write_errors,
             ),
         ];
+        let node = self.context.nets.node();
+        let install = node_status::read_install(&self.context.config.state_dir);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        samples.extend(node_status::samples(
+            Option::as_ref(&node),
+            install.as_ref(),
+            now.unwrap_or_default().as_secs(),
+        ));
         samples.extend(self.kernel.samples());
         samples
     }

@@ -18,7 +18,7 @@ use crate::file_watch::read_open;
 /// Not an attachment, but in the same folder.
 const NODE_FILE: &str = "node.json";
 /// What the installer says of itself.
-const INSTALL_FILE: &str = "install.json";
+const INSTALL_FILE: &str = agent_core::install::FILE;
 /// One attachment has about 500 bytes.
 const MAX_ATTACHMENT_BYTES: u64 = 64 * 1024;
 /// The largest pool of Fake IPs that a node can serve, and the end of what is read.

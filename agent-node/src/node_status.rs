@@ -1,0 +1,156 @@
+//! How the node's data path is: which mode and why, and what the installer found and mended.
+//!
+//! Owns turning `node.json` and `install.json`, which agent-cni writes, into metrics. Labels come from closed lists: a
+//! label that this build doesn't know is `other`. Doesn't judge; doctor and the installer do.
+
+use std::path::Path;
+
+use agent_core::install::{self, Kind, Status};
+use agent_core::node::NodeState;
+use agent_datapath::probe::{FeatureName, Reason};
+
+use crate::metrics::Sample;
+
+/// It holds counters and a few sentences.
+const MAX_BYTES: u64 = 1024 * 1024;
+
+/// What the installer wrote last; `None` when there is none, or what it wrote can't be read.
+pub fn read_install(state_dir: &Path) -> Option<Status> {
+    use std::io::Read;
+    let file = std::fs::File::open(state_dir.join(install::FILE)).ok()?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    Status::parse(&bytes)
+}
+
+/// The metrics, at `now` in seconds since 1970.
+pub fn samples(node: Option<&NodeState>, install: Option<&Status>, now: u64) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    if let Some(node) = node {
+        samples.push(mode(node));
+        samples.push(missing(node));
+    }
+    if let Some(install) = install {
+        samples.push(Sample::gauge(
+            "installer_ready",
+            "1 while the installer is at work and found the node as it should be",
+            u64::from(install.is_ready(now)),
+        ));
+        samples.push(Sample::gauge(
+            "installer_heartbeat_age_seconds",
+            "Time since the installer last said how the node is",
+            install.age(now),
+        ));
+        samples.push(Sample::gauge(
+            "installer_problems",
+            "What keeps the node from being ready; install.json and doctor have the words",
+            install.problems.len() as u64,
+        ));
+        samples.push(repairs(install));
+    }
+    samples
+}
+
+fn mode(node: &NodeState) -> Sample {
+    let cause = node.mode_cause.as_deref().map_or("not_probed", |cause| {
+        Reason::LABELS
+            .into_iter()
+            .find(|known| *known == cause)
+            .unwrap_or("other")
+    });
+    let labels = vec![
+        ("mode", node.mode.as_str().to_owned()),
+        ("reason", cause.to_owned()),
+    ];
+    Sample {
+        name: "data_path_mode",
+        help: "1 for the mode of the data path and why it is this one; node.json and doctor have the words",
+        counter: false,
+        values: vec![(labels, 1)],
+    }
+}
+
+fn missing(node: &NodeState) -> Sample {
+    let is_missing = |feature: &FeatureName| {
+        let label = feature.as_str();
+        node.ebpf_missing.iter().any(|missing| missing == label)
+    };
+    let values = FeatureName::EBPF.iter().map(|feature| {
+        let labels = vec![("feature", feature.as_str().to_owned())];
+        (labels, u64::from(is_missing(feature)))
+    });
+    Sample {
+        name: "ebpf_missing",
+        help: "1 for what the ebpf mode needs and the last probe did not find on this node",
+        counter: false,
+        values: values.collect(),
+    }
+}
+
+fn repairs(install: &Status) -> Sample {
+    let values = Kind::ALL.into_iter().map(|kind| {
+        let labels = vec![("kind", kind.label().to_owned())];
+        (labels, install.repairs.get(&kind).copied().unwrap_or(0))
+    });
+    Sample {
+        name: "node_repairs",
+        help: "What the installer found broken on the node and mended",
+        counter: true,
+        values: values.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agent_core::attachment::Mode;
+
+    fn value(samples: &[Sample], name: &str, label: &str) -> Option<u64> {
+        let sample = samples.iter().find(|sample| sample.name == name)?;
+        let found = |(labels, _): &&(Vec<(&str, String)>, u64)| {
+            label.is_empty() || labels.iter().any(|(_, value)| value == label)
+        };
+        sample.values.iter().find(found).map(|(_, value)| *value)
+    }
+
+    #[test]
+    fn the_mode_its_reason_and_what_is_missing_are_told() {
+        let cidr = "169.254.9.0/24".parse().unwrap();
+        let mut node = NodeState::new(cidr, vec![], Mode::IptablesCompat, "/pins").unwrap();
+        node.mode_cause = Some("ebpf_fails".into());
+        node.ebpf_missing = vec!["programs".into(), "<made up>".into()];
+        let told = samples(Some(&node), None, 0);
+        assert_eq!(value(&told, "data_path_mode", "iptables-compat"), Some(1));
+        assert_eq!(value(&told, "data_path_mode", "ebpf_fails"), Some(1));
+        assert_eq!(value(&told, "ebpf_missing", "programs"), Some(1));
+        assert_eq!(value(&told, "ebpf_missing", "bpffs"), Some(0));
+        assert_eq!(value(&told, "ebpf_missing", "<made up>"), None);
+        for (cause, label) in [(None, "not_probed"), (Some("<made up>"), "other")] {
+            node.mode_cause = cause.map(str::to_owned);
+            let told = samples(Some(&node), None, 0);
+            assert_eq!(value(&told, "data_path_mode", label), Some(1));
+        }
+    }
+
+    #[test]
+    fn the_installers_counters_and_its_silence_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_install(dir.path()), None);
+        let mut status = Status::new("1", None);
+        status.count([Kind::Rules, Kind::Rules]);
+        (status.ready, status.heartbeat) = (true, 1000);
+        let text = serde_json::to_vec(&status).unwrap();
+        std::fs::write(dir.path().join(install::FILE), text).unwrap();
+        let read = read_install(dir.path());
+        for (now, ready) in [(1003, 1), (1060, 0)] {
+            let told = samples(None, read.as_ref(), now);
+            assert_eq!(value(&told, "node_repairs", "rules"), Some(2));
+            assert_eq!(value(&told, "node_repairs", "bridge"), Some(0));
+            assert_eq!(value(&told, "installer_ready", ""), Some(ready));
+            let age = value(&told, "installer_heartbeat_age_seconds", "");
+            assert_eq!(age, Some(now - 1000));
+        }
+        std::fs::write(dir.path().join(install::FILE), "{").unwrap();
+        assert_eq!(read_install(dir.path()), None);
+    }
+}
