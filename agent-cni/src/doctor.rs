@@ -22,7 +22,7 @@ pub(crate) use options::{Options, spelt_as_command};
 /// When there is no event loop, or stdout is closed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
+        .enable_all()
         .build()?;
     let facts = runtime.block_on(facts::Facts::collect(options));
     let report = report::Report::new(checks::run(&facts));

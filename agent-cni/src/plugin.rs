@@ -69,7 +69,7 @@ fn answer(verb: &str, stdin: &[u8]) -> Result<String, CniError> {
     let conf = netconf::parse(stdin)?;
     must_have(request.verb(), &conf)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
+        .enable_all()
         .build()
         .map_err(|error| CniError::caused(Code::Internal, "cannot start an event loop", &error))?;
     runtime.block_on(serve(request, &conf))

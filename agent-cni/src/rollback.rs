@@ -57,7 +57,7 @@ pub(crate) struct RollbackOptions {
 pub(crate) fn run(options: &RollbackOptions) -> anyhow::Result<u8> {
     let places = options.places.places();
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
+        .enable_all()
         .build()?;
     runtime.block_on(async {
         if options.check {

@@ -18,7 +18,7 @@ pub(crate) fn run(config: &Path) -> anyhow::Result<String> {
     let conf =
         netconf::parse(&bytes).with_context(|| format!("cannot use {}", config.display()))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
+        .enable_all()
         .build()?;
     claim::refuse_if_rolled_back(&conf.state_dir)?;
     let dir = StateDir::open(&conf.state_dir)?;

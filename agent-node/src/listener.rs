@@ -23,6 +23,7 @@ mod local;
 mod register;
 mod sockets;
 
+pub use accept::Accepted;
 pub use limit::{PodLimits, PodSlot};
 pub use local::{LocalConnection, LocalDoor};
 pub use register::{DataPath, OnGateway, Registrar};

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use agent_core::attachment::Mode;
 use agent_core::node::NodeState;
 use agent_core::policy::NodeNets;
 use arc_swap::{ArcSwap, Guard};
 use ipnet::Ipv4Net;
+use tokio_util::sync::CancellationToken;
 
 use crate::file_watch::{FileWatch, Look};
 
@@ -33,6 +35,23 @@ pub struct NodeNetsCell {
     nets: ArcSwap<NodeNets>,
     known: AtomicBool,
     node: ArcSwap<Option<NodeState>>,
+    stays: Stays,
+}
+
+/// For each mode a token that ends when the node leaves that mode.
+#[derive(Default)]
+struct Stays {
+    ebpf: ArcSwap<CancellationToken>,
+    compat: ArcSwap<CancellationToken>,
+}
+
+impl Stays {
+    fn of(&self, mode: Mode) -> &ArcSwap<CancellationToken> {
+        match mode {
+            Mode::Ebpf => &self.ebpf,
+            Mode::IptablesCompat => &self.compat,
+        }
+    }
 }
 
 /// Keeps a [`NodeNetsCell`] fresh; owned by one task.
@@ -60,6 +79,7 @@ impl NodeNetsCell {
             nets: ArcSwap::from_pointee(NodeNets::default()),
             known: AtomicBool::new(false),
             node: ArcSwap::from_pointee(None),
+            stays: Stays::default(),
         };
         let reader = NodeNetsReader {
             watch: FileWatch::new(&state_dir.join(NODE_FILE), MAX_NODE_BYTES, COMPARE_EVERY),
@@ -93,6 +113,12 @@ impl NodeNetsCell {
     /// What agent-cni wrote about this node; `None` before it has set the node up.
     pub fn node(&self) -> Arc<Option<NodeState>> {
         self.node.load_full()
+    }
+
+    /// Cancelled when the node leaves `mode`: what that mode brought here is then cut off. A connection of a mode that the
+    /// node is only on its way to is not: it came before `node.json` was read again.
+    pub fn stay(&self, mode: Mode) -> CancellationToken {
+        CancellationToken::clone(&self.stays.of(mode).load())
     }
 
     /// The gateway address on the bridge, which pods have as their name server's and probes' peer.
@@ -146,8 +172,14 @@ impl NodeNetsReader {
 
     /// Publishes what is known, if it is enough: an empty set of either kind would refuse nothing.
     fn publish(&mut self, cell: &NodeNetsCell) {
-        if *cell.node.load_full() != self.state {
+        let before = cell.node.load_full();
+        if *before != self.state {
             cell.node.store(Arc::new(self.state.clone()));
+            let mode = |state: &Option<NodeState>| state.as_ref().map(|state| state.mode);
+            if let Some(left) = mode(&before).filter(|left| Some(*left) != mode(&self.state)) {
+                let stay = cell.stays.of(left).swap(Arc::default());
+                stay.cancel();
+            }
         }
         let mut fake_cidrs = self.extra_fake_cidrs.clone();
         fake_cidrs.extend(self.state.iter().map(|state| state.fake_ip_cidr));

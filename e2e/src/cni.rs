@@ -63,6 +63,12 @@ impl Plugin {
         &self.conf
     }
 
+    /// Sets another mode, and answers the configuration.
+    pub fn set_mode(&mut self, mode: &str) -> &Value {
+        self.conf["mode"] = mode.into();
+        &self.conf
+    }
+
     /// Runs one command with the configuration as it is.
     ///
     /// # Errors

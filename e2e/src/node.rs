@@ -195,6 +195,17 @@ impl Node {
         proxy.stop(signal, Duration::from_secs(40))
     }
 
+    /// Takes the node into `mode`, pods and all, as an operator does: the configuration, then `agent-cni setup`.
+    ///
+    /// # Errors
+    /// When that mode doesn't work here, or a step fails.
+    pub fn change_mode(&mut self, mode: &str) -> Result<()> {
+        let conf = self.plugin.set_mode(mode).to_string();
+        fs::write(self.world.inside(cni::CONF), conf)?;
+        let setup = self.place().run(&[cni::PLUGIN, "setup"])?;
+        setup.success().map(|_| ())
+    }
+
     /// Adds a pod: its network namespace, ADD, its processes.
     ///
     /// # Errors

@@ -9,6 +9,8 @@
 //! Connections through the proxy end, because the proxy knows each by what its mode redirected; both ends are told so.
 //! Connections to Services and kubelet's probes go on.
 
+use std::time::Duration;
+
 use agent_core::attachment::Mode;
 use agent_datapath::{
     bridge,
@@ -22,6 +24,10 @@ use agent_datapath::{
 
 use super::{Settled, datapath_config, datapath_error, endpoint};
 use crate::{clock, error::CniError, netconf::NetConf, state::StateDir};
+
+/// How long connection tracking's entries of redirected connections are kept after `node.json` says the new mode. The proxy
+/// reads it within 250 ms and resets what the old mode brought; to whom such a reset goes, only those entries know.
+const PROXY_READS: Duration = Duration::from_millis(600);
 
 /// Whether anything of the mode that was not chosen is there.
 ///
@@ -70,6 +76,9 @@ pub(super) async fn run(conf: &NetConf, dir: &StateDir, settled: &Settled) -> Re
     Plane::remove(old, &pins).map_err(|error| {
         datapath_error(&format!("remove the {} data path", old.as_str()), &error)
     })?;
+    if old == Mode::IptablesCompat && !pods.is_empty() {
+        tokio::time::sleep(PROXY_READS).await;
+    }
     for pod in &pods {
         // a DEL that ran meanwhile may have looked before the pod was taken over
         if link::index_of(&rtnl, &pod.ifname).await? != Some(pod.ifindex) {

@@ -17,6 +17,7 @@ use super::limits::Admission;
 use super::respond::Transport;
 use super::service;
 use crate::context::WorkerCtx;
+use crate::listener::Accepted;
 use crate::metrics::Counter;
 
 /// How long a connection may be without a whole query or a reply (RFC 7766 §6.2.3: seconds).
@@ -30,8 +31,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes that are read at once.
 const READ: usize = 1024;
 
-/// Serves one DNS connection to its end: the client's, the idle time's, or its pod's.
-pub async fn serve_tcp(worker: Rc<WorkerCtx>, stream: TcpStream, peer: ClientAddr, dst: OrigDst) {
+/// Serves one DNS connection to its end: the client's, the idle time's, or its pod's, or that of the node's mode.
+pub async fn serve_tcp(worker: Rc<WorkerCtx>, accepted: Accepted) {
+    let Accepted {
+        stream,
+        peer,
+        dst,
+        stay,
+    } = accepted;
     let ip = *peer.0.ip();
     let Some(_place) = worker.dns.limits().connect(ip, std::time::Instant::now()) else {
         worker.metrics().inc(Counter::DnsShed);
@@ -45,6 +52,7 @@ pub async fn serve_tcp(worker: Rc<WorkerCtx>, stream: TcpStream, peer: ClientAdd
     let ended = async move {
         tokio::select! {
             () = pod.gone.cancelled() => End::Now,
+            () = stay.cancelled() => End::Now,
             () = shared.shared.drain.begun() => End::WhenIdle,
         }
     };

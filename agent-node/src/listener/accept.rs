@@ -13,6 +13,7 @@ use agent_core::time::Timestamp;
 use futures_util::FutureExt;
 use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 use super::{Arrival, Live, LocalDoor, PodLimits};
 use crate::context::WorkerCtx;
@@ -20,6 +21,19 @@ use crate::metrics::{Counter, Gauge};
 
 /// The first pause after a failed accept, and the longest one. Connections wait in the queue.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// A pod's connection, and what is known of it without reading a byte.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The connection.
+    pub stream: TcpStream,
+    /// Where the pod dialled from; the kernel's word, not the pod's.
+    pub peer: ClientAddr,
+    /// What the pod dialled.
+    pub dst: OrigDst,
+    /// Cancelled when the node leaves the mode that brought the connection here.
+    pub stay: CancellationToken,
+}
 
 /// Accepts for one class of connections on one worker.
 pub(super) struct Acceptor {
@@ -68,10 +82,8 @@ impl Acceptor {
     }
 
     /// Accepts for as long as it is polled. Cancel safe: no accepted connection is lost.
-    pub(super) async fn run<F>(
-        &mut self,
-        serve: impl Fn(Rc<WorkerCtx>, TcpStream, ClientAddr, OrigDst) -> F,
-    ) where
+    pub(super) async fn run<F>(&mut self, serve: impl Fn(Rc<WorkerCtx>, Accepted) -> F)
+    where
         F: Future<Output = ()> + 'static,
     {
         loop {
@@ -98,10 +110,8 @@ impl Acceptor {
     }
 
     /// Takes what is still in the queue, and closes the listener.
-    pub(super) fn finish<F>(
-        self,
-        serve: impl Fn(Rc<WorkerCtx>, TcpStream, ClientAddr, OrigDst) -> F,
-    ) where
+    pub(super) fn finish<F>(self, serve: impl Fn(Rc<WorkerCtx>, Accepted) -> F)
+    where
         F: Future<Output = ()> + 'static,
     {
         while let Some(Ok((stream, peer))) = self.listener.accept().now_or_never() {
@@ -113,7 +123,7 @@ impl Acceptor {
         &self,
         stream: TcpStream,
         peer: SocketAddr,
-        serve: &impl Fn(Rc<WorkerCtx>, TcpStream, ClientAddr, OrigDst) -> F,
+        serve: &impl Fn(Rc<WorkerCtx>, Accepted) -> F,
     ) where
         F: Future<Output = ()> + 'static,
     {
@@ -146,7 +156,13 @@ impl Acceptor {
         let open = self.live.open();
         let gauge = self.open;
         let worker = self.worker.clone();
-        let serving = serve(self.worker.clone(), stream, ClientAddr(peer), OrigDst(dst));
+        let accepted = Accepted {
+            stream,
+            peer: ClientAddr(peer),
+            dst: OrigDst(dst),
+            stay: worker.shared.nets.stay(self.arrival.mode()),
+        };
+        let serving = serve(self.worker.clone(), accepted);
         tokio::task::spawn_local(async move {
             let _held = (open, slot, worker.metrics().hold(gauge));
             serving.await;

@@ -8,6 +8,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd;
 
+use agent_core::attachment::Mode;
 use agent_datapath::sockets::{Dispatch, DispatchError, SocketClass};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::TcpListener;
@@ -50,6 +51,17 @@ pub enum Arrival {
     Dispatched,
     /// iptables' REDIRECT rewrote it: connection tracking has the destination, and undoes the rewriting in replies.
     Redirected,
+}
+
+impl Arrival {
+    /// The mode whose way this is.
+    #[must_use]
+    pub fn mode(self) -> Mode {
+        match self {
+            Arrival::Dispatched => Mode::Ebpf,
+            Arrival::Redirected => Mode::IptablesCompat,
+        }
+    }
 }
 
 /// The three sockets of one worker.

@@ -89,6 +89,8 @@ described! {
         Rechecked = ("connections_cut", "Connections that the proxy closed by itself", Some(("reason", "policy")));
         /// The pod was deleted.
         PodGone = ("connections_cut", "Connections that the proxy closed by itself", Some(("reason", "pod_gone")));
+        /// The node went from one mode of its data path to the other.
+        ModeLeft = ("connections_cut", "Connections that the proxy closed by itself", Some(("reason", "mode_left")));
         /// Silent for longer than the idle timeout.
         IdleClosed = ("connections_cut", "Connections that the proxy closed by itself", Some(("reason", "idle")));
         /// Answered by an upstream server.

@@ -9,7 +9,7 @@ use std::net::SocketAddrV4;
 use std::rc::Rc;
 use std::time::Duration;
 
-use agent_core::identity::{ClientAddr, OrigDst};
+use agent_core::identity::ClientAddr;
 use agent_core::policy::Protocol;
 use bytes::BytesMut;
 use tokio::io::AsyncWriteExt;
@@ -20,11 +20,12 @@ use super::exchange::Origin;
 use super::fault::Fault;
 use super::record::Line;
 use super::relay::with_scratch;
-use super::signal::Signal;
+use super::signal::{Ends, Signal};
 use super::sniff::{self, Sniffed};
 use super::source::{Facts, Source};
 use super::{close, http1, opaque, tls};
 use crate::context::WorkerCtx;
+use crate::listener::Accepted;
 use crate::metrics::Counter;
 
 /// From its first byte on, a connection has this long to show its protocol.
@@ -38,26 +39,30 @@ const H2_REFUSAL: [u8; 26] = [
 
 /// Serves one accepted connection to its end.
 ///
-/// `dst` is what the pod dialled, `peer` where it dialled from; neither is anything that it wrote.
 /// Runs on a `LocalSet`.
-pub async fn serve_connection(
-    worker: Rc<WorkerCtx>,
-    stream: TcpStream,
-    peer: ClientAddr,
-    dst: OrigDst,
-) {
+pub async fn serve_connection(worker: Rc<WorkerCtx>, accepted: Accepted) {
+    let Accepted {
+        stream,
+        peer,
+        dst,
+        stay,
+    } = accepted;
     let source = Rc::new(Source::identify(worker, peer, dst).await);
-    let gone = match source.current() {
+    let pod = match source.current() {
         Some(subject) => Some(subject.pod.gone.clone()),
         None => {
             source.worker.metrics().inc(Counter::UnknownSource);
             None
         }
     };
-    let signal = Signal::new(&source.worker, gone);
+    let ends = Ends {
+        pod,
+        mode: Some(stay),
+    };
+    let signal = Signal::new(&source.worker, &source.told, ends);
     let serving = serve(&source, &signal, stream, Origin::dialled(dst.0));
-    if !signal.unless_gone(serving).await {
-        source.worker.metrics().inc(Counter::PodGone);
+    if let Some(over) = signal.unless_over(serving).await {
+        source.worker.metrics().inc(over.counter());
     }
 }
 
@@ -68,7 +73,7 @@ pub async fn serve_local(worker: Rc<WorkerCtx>, stream: TcpStream, peer: SocketA
         return;
     };
     let source = Rc::new(source);
-    let signal = Signal::new(&source.worker, None);
+    let signal = Signal::new(&source.worker, &source.told, Ends::default());
     serve(&source, &signal, stream, Origin::unsaid()).await;
 }
 

@@ -87,6 +87,9 @@ pub(crate) async fn serve(
     let mut draining = false;
     let ended = std::future::poll_fn(|cx| {
         loop {
+            if signal.over().is_some() {
+                return Poll::Ready(None);
+            }
             if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
                 return Poll::Ready(Some(ended));
             }
@@ -106,8 +109,9 @@ pub(crate) async fn serve(
     })
     .await;
     let Some(ended) = ended else {
-        // In flight and not permitted any more.
-        drop(connection);
+        // In flight, and the connection must end: an orderly end would lie about a body that only it delimits.
+        let (stream, _) = connection.into_parts().io.into_parts();
+        super::relay::reset_on_close(&stream);
         return None;
     };
     let parts = connection.into_parts();

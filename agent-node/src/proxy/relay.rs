@@ -17,6 +17,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use super::signal::{Over, Told};
+
 /// The buffer that all relays of a thread read into. Large enough that a read takes all that a
 /// socket has in most cases, small enough to stay in the second-level cache.
 const SCRATCH: usize = 64 * 1024;
@@ -61,6 +63,8 @@ pub(crate) enum End {
     Idle,
     /// [`Cut`] said so.
     Cut,
+    /// The connection was told to end.
+    Over(Over),
 }
 
 /// What went over a relay.
@@ -71,7 +75,9 @@ pub(crate) struct Passed {
 }
 
 /// Looks from time to time whether a relay may go on.
-pub(crate) struct Cut<F> {
+pub(crate) struct Cut<'a, F> {
+    /// What the connection is told from outside.
+    pub(crate) told: &'a Told,
     /// How often to look.
     pub(crate) every: Duration,
     /// Whether it must end now.
@@ -86,7 +92,7 @@ pub(crate) async fn relay<P: Socket, U: Socket>(
     from_pod: Bytes,
     from_upstream: Bytes,
     idle: Duration,
-    cut: Cut<impl FnMut() -> bool + Unpin>,
+    cut: Cut<'_, impl FnMut() -> bool + Unpin>,
     passed: &Passed,
 ) -> End {
     let now = Instant::now();
@@ -112,7 +118,7 @@ struct Relay<'a, P, U, F> {
     passed: &'a Passed,
     idle: Duration,
     last: Instant,
-    cut: Cut<F>,
+    cut: Cut<'a, F>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -200,6 +206,11 @@ impl<P: Socket, U: Socket, F: FnMut() -> bool + Unpin> Future for Relay<'_, P, U
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<End> {
         let this = self.get_mut();
+        if let Some(over) = this.cut.told.over() {
+            reset_on_close(this.pod.tcp());
+            reset_on_close(this.upstream.tcp());
+            return Poll::Ready(End::Over(over));
+        }
         let (mut up, mut down) = (0, 0);
         let mut failed = false;
         if !this.up.done {

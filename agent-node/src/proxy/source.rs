@@ -18,6 +18,7 @@ use http::header::PROXY_AUTHORIZATION;
 use http::{HeaderMap, Method};
 use tokio_util::sync::CancellationToken;
 
+use super::signal::Told;
 use crate::context::WorkerCtx;
 use crate::policy_store::PolicySnapshot;
 use crate::token::{self, Refused};
@@ -29,6 +30,8 @@ pub(crate) struct Source {
     pub(crate) peer: ClientAddr,
     pub(crate) dst: OrigDst,
     current: RefCell<Option<Rc<Subject>>>,
+    /// What the connection is told from outside.
+    pub(crate) told: Rc<Told>,
     /// Set for a connection of the node itself, which has to show a token.
     local: Option<Local>,
 }
@@ -61,6 +64,7 @@ impl Source {
             peer,
             dst,
             current: RefCell::new(subject),
+            told: Rc::default(),
             local: None,
             worker,
         }
@@ -82,6 +86,7 @@ impl Source {
             peer,
             dst: OrigDst(ctx.config.listen),
             current: RefCell::new(Some(subject)),
+            told: Rc::default(),
             local: Some(Local {
                 vouched: Cell::new(false),
             }),

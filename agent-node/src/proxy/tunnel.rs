@@ -30,6 +30,7 @@ pub(crate) async fn run<U: Socket>(
         None => true,
     };
     let cut = Cut {
+        told: &source.told,
         every: config.recheck,
         must_end,
     };
@@ -51,6 +52,8 @@ pub(crate) async fn run<U: Socket>(
     .await;
     match end {
         End::Closed => {}
+        // counted by whoever drops the connection
+        End::Over(over) => account.line.note(over.words()),
         End::Reset => account.line.note("reset"),
         End::Idle => {
             account.line.note("idle");

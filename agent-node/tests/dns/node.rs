@@ -18,7 +18,7 @@ use agent_node::context::{Context, WorkerCtx};
 use agent_node::credential::CredentialStore;
 use agent_node::dns;
 use agent_node::drain::Drain;
-use agent_node::listener::UdpDns;
+use agent_node::listener::{Accepted, UdpDns};
 use agent_node::metrics::{Counter, Metrics};
 use agent_node::node_nets::NodeNetsCell;
 use agent_node::policy_store::PolicyStore;
@@ -26,6 +26,7 @@ use agent_node::workloads::{FactsFile, Follower, Workloads};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 9, 1);
 /// The pod `agents/planner`.
@@ -245,7 +246,13 @@ fn serve(config: Config) -> Arc<Context> {
                 let SocketAddr::V4(dst) = stream.local_addr().unwrap() else {
                     continue;
                 };
-                let served = dns::serve_tcp(worker.clone(), stream, ClientAddr(peer), OrigDst(dst));
+                let accepted = Accepted {
+                    stream,
+                    peer: ClientAddr(peer),
+                    dst: OrigDst(dst),
+                    stay: CancellationToken::new(),
+                };
+                let served = dns::serve_tcp(worker.clone(), accepted);
                 tokio::task::spawn_local(served);
             }
         });

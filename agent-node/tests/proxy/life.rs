@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use agent_core::attachment::Mode;
+use agent_node::metrics::Counter;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -80,6 +82,48 @@ async fn streams_and_tunnels_that_a_new_policy_denies_are_cut() {
                 lines.iter().any(|l| l["reason"] == "POLICY_REVOKED"),
                 "{lines:#?}"
             );
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_mode_brought_is_broken_off_when_the_node_leaves_it() {
+    local(async {
+        for ask in ASK {
+            let api = endless().await;
+            let node = Node::new(&allow_api(), &upstreams(&[("api.test", api)]));
+            node.set_mode(Mode::Ebpf);
+            let mut old = node.dial(DIALLED).await;
+            // it came in the new way before this process has read of the change
+            let mut early = node.dial_by(Mode::IptablesCompat, POD, DIALLED).await;
+            let mut piece = [0; 4096];
+            for pod in [&mut old, &mut early] {
+                pod.write_all(ask.as_bytes()).await.unwrap();
+                assert!(pod.read(&mut piece).await.unwrap() > 0);
+            }
+            node.set_mode(Mode::IptablesCompat);
+            let end = loop {
+                match old.read(&mut piece).await {
+                    Ok(n) if n > 0 => {}
+                    end => break end,
+                }
+            };
+            // an orderly end would lie about what it cut off
+            assert_eq!(
+                end.unwrap_err().kind(),
+                std::io::ErrorKind::ConnectionReset,
+                "{ask}"
+            );
+            let cut = || node.worker.shared.metrics.total(Counter::ModeLeft);
+            assert_eq!(cut(), 1);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            for _ in 0..3 {
+                assert!(early.read(&mut piece).await.unwrap() > 0);
+            }
+            node.set_mode(Mode::Ebpf);
+            while early.read(&mut piece).await.is_ok_and(|n| n > 0) {}
+            assert_eq!(cut(), 2);
         }
     })
     .await;

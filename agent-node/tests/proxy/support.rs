@@ -8,15 +8,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_core::attachment::Mode;
 use agent_core::identity::{ClientAddr, OrigDst};
+use agent_core::node::NodeState;
 use agent_node::audit::{AuditSink, AuditWriter};
 use agent_node::config::Config;
 use agent_node::context::{Context, WorkerCtx};
 use agent_node::credential::CredentialStore;
 use agent_node::dns::Bindings;
 use agent_node::drain::Drain;
+use agent_node::listener::Accepted;
 use agent_node::metrics::Metrics;
-use agent_node::node_nets::NodeNetsCell;
+use agent_node::node_nets::{NodeNetsCell, NodeNetsReader};
 use agent_node::policy_store::PolicyStore;
 use agent_node::workloads::{FactsFile, Follower, Workloads};
 use serde_json::{Value, json};
@@ -35,6 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Node {
     pub worker: Rc<WorkerCtx>,
     pub follower: std::cell::RefCell<Follower>,
+    nets: std::cell::RefCell<NodeNetsReader>,
     dir: tempfile::TempDir,
     _writer: AuditWriter,
 }
@@ -131,7 +135,7 @@ impl Node {
         if !foreign.is_empty() {
             ip("del");
         }
-        let (nets, _) = NodeNetsCell::new(&config.state_dir, &config.fake_cidrs);
+        let (nets, reader) = NodeNetsCell::new(&config.state_dir, &config.fake_cidrs);
         if !foreign.is_empty() {
             ip("add");
         }
@@ -161,6 +165,7 @@ impl Node {
         Node {
             worker: WorkerCtx::new(context, 0),
             follower: std::cell::RefCell::new(follower),
+            nets: std::cell::RefCell::new(reader),
             dir,
             _writer: writer,
         }
@@ -171,14 +176,31 @@ impl Node {
         self.dial_from(POD, dst).await
     }
 
+    /// As `agent-cni` does when the node goes into this mode.
+    pub fn set_mode(&self, mode: Mode) {
+        let cidr = "169.254.9.0/24".parse().unwrap();
+        let state = NodeState::new(cidr, vec![], mode, "/sys/fs/bpf/agent-network").unwrap();
+        let text = serde_json::to_vec(&state).unwrap();
+        std::fs::write(self.path("state/node.json"), text).unwrap();
+        self.nets.borrow_mut().refresh(&self.worker.shared.nets);
+    }
+
     pub async fn dial_from(&self, pod: Ipv4Addr, dst: SocketAddrV4) -> TcpStream {
+        self.dial_by(Mode::Ebpf, pod, dst).await
+    }
+
+    /// A connection that this mode brings.
+    pub async fn dial_by(&self, mode: Mode, pod: Ipv4Addr, dst: SocketAddrV4) -> TcpStream {
         let (outside, inside) = pair().await;
         let peer = ClientAddr(SocketAddrV4::new(pod, 40000));
         tokio::task::spawn_local(agent_node::proxy::serve_connection(
             self.worker.clone(),
-            inside,
-            peer,
-            OrigDst(dst),
+            Accepted {
+                stream: inside,
+                peer,
+                dst: OrigDst(dst),
+                stay: self.worker.shared.nets.stay(mode),
+            },
         ));
         outside
     }

@@ -25,7 +25,9 @@ async fn run(
     let (upstream, inner_upstream) = pair().await;
     let task = tokio::task::spawn_local(async move {
         let passed = Passed::default();
+        let told = Told::default();
         let cut = Cut {
+            told: &told,
             every: Duration::from_millis(20),
             must_end,
         };
