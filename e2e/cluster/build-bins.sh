@@ -1,13 +1,14 @@
 #!/bin/bash
 # build-bins.sh: a whole small Kubernetes (control plane, kubelet, kube-proxy, kubectl, etcd, CoreDNS, containerd, the
-# CNI plugins of a primary network) and the tests' own pause and probe, built from Go modules alone, pinned by
-# gomod/go.mod and gomod/go.sum. Prints the folder they are in: one in the cache, named for the hash of everything
+# CNI plugins of a primary network, Multus) and the tests' own pause and probe, built from Go modules alone, pinned by
+# gomod/go.mod and gomod/go.sum, Multus by multus/: its release does not compile with the cluster's k8s.io/kubelet.
+# Prints the folder they are in: one in the cache, named for the hash of everything
 # they are made from. What is there already costs nothing; from nothing it is 9 minutes of two cores.
 # Environment: AGENT_NETWORK_CACHE (default /var/cache/agent-network), GO (the go command), JOBS (packages compiled at
 # once; default: as many as there are cores).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-hash=$(cat "$here/build-bins.sh" "$here"/gomod/go.{mod,sum} "$here"/gomod/*/main.go | sha256sum | cut -c1-16)
+hash=$(cat "$here/build-bins.sh" "$here"/{gomod,multus}/go.{mod,sum} "$here"/gomod/*/main.go | sha256sum | cut -c1-16)
 out=${AGENT_NETWORK_CACHE:-/var/cache/agent-network}/cluster-$hash
 mkdir -p "$out"
 echo "$out"
@@ -36,7 +37,8 @@ portmap github.com/containernetworking/plugins/plugins/meta/portmap
 pause ./pause
 probe ./probe
 L
-[ ${#want[@]} -gt 0 ] || exit 0
+[ -x "$out/multus" ] || multus=gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
+[ ${#want[@]} -gt 0 ] || [ -n "${multus:-}" ] || exit 0
 
 go=${GO:-go}
 command -v "$go" >/dev/null || { echo "build-bins.sh: no '$go' on PATH: install Go 1.26 or set GO" >&2; exit 1; }
@@ -52,7 +54,11 @@ done
 # -dwarf=false and -l save a quarter of the compiler's time; these programs are only ever used by tests.
 stage=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$stage"' EXIT
-"$go" build ${JOBS:+-p "$JOBS"} -trimpath -gcflags='all=-dwarf=false -l' -ldflags="$ldflags" -o "$stage/" "${want[@]}"
+build() {
+  "$go" build ${JOBS:+-p "$JOBS"} -trimpath -gcflags='all=-dwarf=false -l' -ldflags="$ldflags" -o "$stage/" "$@"
+}
+[ ${#want[@]} -eq 0 ] || build "${want[@]}"
+[ -z "${multus:-}" ] || (cd "$here/multus" && build "$multus")
 [ ! -f "$stage/server" ] || mv "$stage/server" "$stage/etcd"
 mv "$stage"/* "$out/"
 for name in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
