@@ -7,12 +7,15 @@
     reason = "a test that cannot go on should say where"
 )]
 
+#[path = "../support/mod.rs"]
 mod support;
 
+mod multus;
+mod shared;
+
 use std::{
-    os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::PathBuf,
-    process::{Command, Output, Stdio},
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -22,173 +25,8 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::{Value, json};
-use support::{Answer, Node, PLUGIN, address};
-
-/// cnitool and the plugins, built from their Go modules when the cache doesn't have them.
-fn programs() -> PathBuf {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/cluster/build-bins.sh");
-    let built = Command::new(script).stdin(Stdio::null()).output().unwrap();
-    assert!(
-        built.status.success(),
-        "{script}: {}",
-        String::from_utf8_lossy(&built.stderr)
-    );
-    let folder = String::from_utf8(built.stdout).unwrap();
-    folder.lines().next().unwrap().into()
-}
-
-/// A node with a primary network (bridge, host-local, portmap) and agent-cni in front of it, for pods with `agent=yes`.
-struct Shared {
-    node: Node,
-    programs: PathBuf,
-    /// Our configuration, written by [`Shared::install`].
-    conf: Value,
-}
-
-impl Shared {
-    fn new(ours: &str, primary: &str) -> Self {
-        let programs = programs();
-        let mut node = Node::new();
-        for folder in ["net.d", "bin", "ipam"] {
-            std::fs::create_dir(node.files().join(folder)).unwrap();
-        }
-        let bin = node.files().join("bin");
-        std::os::unix::fs::symlink(PLUGIN, bin.join("agent-cni")).unwrap();
-        for name in ["bridge", "host-local", "portmap"] {
-            std::os::unix::fs::symlink(programs.join(name), bin.join(name)).unwrap();
-        }
-        node.conf["cniVersion"] = ours.into();
-        let mut conf = node.conf.clone();
-        conf["workloadSelector"] =
-            json!({"matchExpressions": [{"key": "agent", "operator": "In", "values": ["yes"]}]});
-        conf["workloadsFile"] = json!(node.files().join("workloads.json"));
-        conf["primary"] = json!({"confDir": node.files().join("net.d")});
-        conf["capabilities"] = json!({"portMappings": true});
-        let shared = Self {
-            node,
-            programs,
-            conf,
-        };
-        shared.install();
-        shared.primary(primary, &[]);
-        shared.workloads(&json!({
-            "agents/agent": {"labels": {"agent": "yes"}},
-            "agents/plain": {"labels": {"app": "web"}},
-            "agents/other": {},
-        }));
-        shared
-    }
-
-    fn net_d(&self, name: &str) -> PathBuf {
-        self.node.files().join("net.d").join(name)
-    }
-
-    fn install(&self) {
-        std::fs::write(self.net_d("00-agent-cni.conf"), self.conf.to_string()).unwrap();
-    }
-
-    /// The primary network, with further plugins behind its own.
-    fn primary(&self, version: &str, more: &[Value]) {
-        let mut plugins = vec![
-            json!({
-                "type": "bridge", "bridge": "cni0", "isGateway": true,
-                "ipam": {
-                    "type": "host-local", "dataDir": self.node.files().join("ipam"),
-                    "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}],
-                },
-            }),
-            json!({"type": "portmap", "capabilities": {"portMappings": true}}),
-        ];
-        plugins.extend_from_slice(more);
-        let list = json!({"cniVersion": version, "name": "primary", "plugins": plugins});
-        std::fs::write(self.net_d("10-primary.conflist"), list.to_string()).unwrap();
-    }
-
-    fn workloads(&self, value: &Value) {
-        std::fs::write(self.node.files().join("workloads.json"), value.to_string()).unwrap();
-    }
-
-    /// A plugin of the test's own.
-    fn plugin(&self, name: &str, script: &str) {
-        let file = self.node.files().join("bin").join(name);
-        std::fs::write(&file, format!("#!/bin/bash\n{script}\n")).unwrap();
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-
-    fn command(&self, verb: &str, pod: &str) -> Command {
-        let files = self.node.files();
-        let mut command = self
-            .node
-            .command(self.programs.join("cnitool").to_str().unwrap());
-        command
-            .args([verb, "agents", &format!("/run/netns/{pod}")])
-            .env("NETCONFPATH", files.join("net.d"))
-            .env("CNI_PATH", files.join("bin"))
-            .env("CNI_IFNAME", "eth0")
-            .env(
-                "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
-            )
-            .env(
-                "CAP_ARGS",
-                r#"{"portMappings": [{"hostPort": 8088, "containerPort": 80, "protocol": "tcp"}]}"#,
-            );
-        command
-    }
-
-    fn call(&self, verb: &str, pod: &str) -> Output {
-        self.command(verb, pod).output().unwrap()
-    }
-
-    #[track_caller]
-    fn ok(&self, verb: &str, pod: &str) -> String {
-        let output = self.call(verb, pod);
-        assert!(output.status.success(), "{verb} {pod}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// What the call said; it must have failed.
-    #[track_caller]
-    fn refused(&self, verb: &str, pod: &str) -> String {
-        let output = self.call(verb, pod);
-        assert!(!output.status.success(), "{verb} {pod}: {output:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-            + &String::from_utf8_lossy(&output.stdout)
-    }
-
-    /// Calls the plugin itself, for what libcni would not let through.
-    fn direct(&self, verb: &str, pod: &str) -> Answer {
-        let (netns, args) = (
-            format!("/run/netns/{pod}"),
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
-        );
-        let path = self.node.files().join("bin");
-        let variables = [
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", "direct"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_NETNS", &netns),
-            ("CNI_ARGS", &args),
-            ("CNI_PATH", path.to_str().unwrap()),
-        ];
-        self.node.raw(&variables, self.conf.to_string().as_bytes())
-    }
-
-    #[track_caller]
-    fn added(&self, pod: &str) -> Value {
-        self.node.pod(pod);
-        serde_json::from_str(&self.ok("add", pod)).unwrap()
-    }
-
-    /// What the primary network has of pods: addresses, links, port mappings, our records.
-    fn primary_traces(&self) -> String {
-        let files = self.node.files().display().to_string();
-        self.node.sh(&format!(
-            "ls {files}/ipam/primary 2>/dev/null | grep ^10.77 || true; ip -o link show master cni0 2>/dev/null || true; \
-             (iptables -t nat -S; nft list ruleset) 2>/dev/null | grep 8088 || true; ls {files}/state/delegated 2>/dev/null || true"
-        ))
-    }
-}
+use shared::Shared;
+use support::{PLUGIN, address};
 
 #[test]
 fn labels_decide_whose_network_a_pod_gets_and_every_verb_follows() {
@@ -325,29 +163,6 @@ fn without_a_primary_network_only_our_pods_start_until_it_appears() {
     );
     std::fs::rename(&away, &file).unwrap();
     shared.ok("status", "plain");
-    let result: Value = serde_json::from_str(&shared.ok("add", "plain")).unwrap();
-    assert!(address(&result).starts_with("10.77.0."));
-}
-
-#[test]
-fn the_primary_can_be_named() {
-    let mut shared = Shared::new("1.1.0", "1.0.0");
-    std::fs::rename(
-        shared.net_d("10-primary.conflist"),
-        shared.net_d("90-primary.conflist"),
-    )
-    .unwrap();
-    // what comes first after ours would be this one
-    std::fs::write(
-        shared.net_d("05-multus.conf"),
-        json!({"cniVersion": "1.0.0", "name": "multus", "type": "multus", "clusterNetwork": "agents"}).to_string(),
-    )
-    .unwrap();
-    shared.node.pod("plain");
-    let said = shared.refused("add", "plain");
-    assert!(said.contains("leads back to agent-cni"), "{said}");
-    shared.conf["primary"]["file"] = json!("90-primary.conflist");
-    shared.install();
     let result: Value = serde_json::from_str(&shared.ok("add", "plain")).unwrap();
     assert!(address(&result).starts_with("10.77.0."));
 }

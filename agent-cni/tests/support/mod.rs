@@ -21,6 +21,19 @@ pub(crate) const PLUGIN: &str = env!("CARGO_BIN_EXE_agent-cni");
 /// The node's pool, unless a test chooses.
 pub(crate) const POOL: &str = "169.254.9.0/24";
 
+/// cnitool and the plugins, built from their Go modules when the cache doesn't have them.
+pub(crate) fn programs() -> PathBuf {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/cluster/build-bins.sh");
+    let built = Command::new(script).stdin(Stdio::null()).output().unwrap();
+    assert!(
+        built.status.success(),
+        "{script}: {}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    let folder = String::from_utf8(built.stdout).unwrap();
+    folder.lines().next().unwrap().into()
+}
+
 /// A node; see the module.
 pub(crate) struct Node {
     holder: Child,
