@@ -15,7 +15,7 @@ use crate::{
     args,
     command::Target,
     error::{CniError, Code},
-    netconf::{NetConf, Primary, ValidAttachment},
+    netconf::{NetConf, ValidAttachment},
     state::StateDir,
     version::SpecVersion,
 };
@@ -29,25 +29,8 @@ mod record;
 use choice::Owner;
 use exec::Exec;
 use list::{List, in_version};
+pub(crate) use primary::primary_of;
 use record::{Record, Records};
-
-/// The primary network that a configuration leads to, and its plugins' types; `conf_dir` stands for the configured
-/// directory, for those who see it by another path.
-///
-/// # Errors
-/// There is none, or it cannot be used.
-pub(crate) fn primary_of(
-    conf: &NetConf,
-    conf_dir: &Path,
-) -> Result<(PathBuf, Vec<String>), CniError> {
-    let primary = Primary {
-        conf_dir: conf_dir.to_owned(),
-        ..conf.primary.clone()
-    };
-    let (path, list) = primary::find(&primary, &conf.name)?;
-    let kinds = list.plugins.iter().map(list::type_of);
-    Ok((path, kinds.map(str::to_owned).collect()))
-}
 
 /// Gives a pod that is not ours to the primary network; answers the result, or nothing when the pod is ours.
 ///

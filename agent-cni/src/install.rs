@@ -6,9 +6,12 @@ mod pass;
 mod plan;
 mod pods;
 mod preflight;
+mod primary;
 mod report;
 mod stage;
 mod watch;
+
+use std::collections::BTreeSet;
 
 use agent_datapath::footprint::Places;
 use anyhow::Context;
@@ -39,13 +42,19 @@ pub(crate) fn run(options: &InstallOptions) -> anyhow::Result<u8> {
     if options.ready {
         return ready(&places);
     }
-    let text = options.conf_text();
+    // which capabilities it names has no part in what is done here
+    let text = options.conf_text(&BTreeSet::new());
     let conf = netconf::parse(text.as_bytes())?.seen_below(&options.places.host_root);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let installer = Installer::new(places.clone(), conf.clone(), text, &pass::own_program())?;
+        let installer = Installer::new(
+            places.clone(),
+            conf.clone(),
+            options.clone(),
+            &pass::own_program(),
+        )?;
         let work = Work::start(places, conf, installer)?;
         match options.once {
             true => work.once().await,

@@ -1,5 +1,7 @@
 //! The primary network's configuration as libcni reads it, and what each of its plugins gets on stdin. Pure.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -133,6 +135,11 @@ impl List {
             .is_ok_and(|own| own >= version)
     }
 
+    /// The capabilities that any of its plugins declares.
+    pub(super) fn capabilities(&self) -> BTreeSet<String> {
+        self.plugins.iter().flat_map(declared).cloned().collect()
+    }
+
     /// What a plugin gets on stdin, as libcni builds it: every one the same name and version, the result so far, and what
     /// the runtime passes for the capabilities that this plugin declares.
     pub(super) fn stdin(
@@ -147,18 +154,22 @@ impl List {
         if let Some(previous) = previous {
             conf.insert("prevResult".into(), previous.clone());
         }
-        let declared = plugin.get("capabilities").and_then(Value::as_object);
-        let passed: Map<String, Value> = declared
-            .into_iter()
-            .flatten()
-            .filter(|(_, on)| **on == Value::Bool(true))
-            .filter_map(|(name, _)| Some((name.clone(), runtime_config.get(name)?.clone())))
+        let passed: Map<String, Value> = declared(plugin)
+            .filter_map(|name| Some((name.clone(), runtime_config.get(name)?.clone())))
             .collect();
         if !passed.is_empty() {
             conf.insert("runtimeConfig".into(), Value::Object(passed));
         }
         conf
     }
+}
+
+/// The capabilities that a plugin declares.
+fn declared(plugin: &Plugin) -> impl Iterator<Item = &String> {
+    let capabilities = plugin.get("capabilities").and_then(Value::as_object);
+    let on = capabilities.into_iter().flatten();
+    on.filter(|(_, on)| **on == Value::Bool(true))
+        .map(|(name, _)| name)
 }
 
 fn calls_us(value: &Value) -> bool {
@@ -271,6 +282,14 @@ mod tests {
         assert_eq!(
             second["runtimeConfig"],
             json!({"portMappings": [{"hostPort": 80}]})
+        );
+    }
+
+    #[test]
+    fn the_capabilities_of_a_list_are_those_that_any_plugin_has_switched_on() {
+        assert_eq!(
+            list().capabilities(),
+            BTreeSet::from(["portMappings".to_owned()])
         );
     }
 

@@ -1,14 +1,18 @@
 //! Finding the primary network: the configuration that a runtime would take if ours were not there.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
 };
 
 use serde_json::Value;
 
-use super::list::{List, ListError, OURSELVES};
-use crate::netconf::Primary;
+use super::list::{List, ListError, OURSELVES, type_of};
+use crate::{
+    error::CniError,
+    netconf::{NetConf, Primary},
+};
 
 /// What libcni and the runtimes read.
 const READ: [&str; 3] = ["conf", "conflist", "json"];
@@ -39,6 +43,36 @@ pub(super) enum PrimaryError {
         /// Why.
         why: ListError,
     },
+}
+
+/// The primary network, for those who only look at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PrimaryNetwork {
+    /// Its configuration.
+    pub(crate) path: PathBuf,
+    /// Its plugins' types.
+    pub(crate) kinds: Vec<String>,
+    /// What its plugins want from the runtime. The runtime asks our configuration, so that it must say the same.
+    pub(crate) capabilities: BTreeSet<String>,
+}
+
+/// The primary network that a configuration leads to; `conf_dir` stands for the configured directory, for those who see
+/// it by another path.
+///
+/// # Errors
+/// There is none, or it cannot be used.
+pub(crate) fn primary_of(conf: &NetConf, conf_dir: &Path) -> Result<PrimaryNetwork, CniError> {
+    let primary = Primary {
+        conf_dir: conf_dir.to_owned(),
+        ..conf.primary.clone()
+    };
+    let (path, list) = find(&primary, &conf.name)?;
+    let kinds = list.plugins.iter().map(type_of);
+    Ok(PrimaryNetwork {
+        path,
+        kinds: kinds.map(str::to_owned).collect(),
+        capabilities: list.capabilities(),
+    })
 }
 
 /// Finds and reads it. `network` is how ours is called.

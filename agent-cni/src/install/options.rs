@@ -1,6 +1,9 @@
 //! What `agent-cni install` is told, and the CNI configuration that follows from it.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use agent_datapath::{
     footprint::{CONF_VERSION_KEY, Places},
@@ -61,7 +64,7 @@ pub(crate) struct InstallOptions {
     /// What the Fake IP CIDR is derived from (default: the host name).
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node_name: Option<String>,
-    /// Which pods get agent-cni's network, as a label selector in JSON; others get the network of the next file in net.d.
+    /// Which pods get agent-cni's network, as a label selector in JSON; others get the primary network.
     ///
     /// {"matchLabels": {"agent-network.io/agent": "true"}}
     #[arg(long, value_name = "JSON", value_parser = json_object, requires = "workloads_file")]
@@ -69,6 +72,9 @@ pub(crate) struct InstallOptions {
     /// Where pods' labels are written, on the host.
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     pub(crate) workloads_file: Option<PathBuf>,
+    /// The primary network's file in net.d (default: the next after ours), such as 10-calico.conflist.
+    #[arg(long, value_name = "NAME", value_parser = file_name)]
+    pub(crate) primary_file: Option<String>,
     /// MTU of the pods' interfaces (default: the uplink's).
     #[arg(long)]
     pub(crate) mtu: Option<u32>,
@@ -103,9 +109,9 @@ impl PlaceOptions {
 }
 
 impl InstallOptions {
-    /// The configuration's text. Pure: the same options of the same version give the same bytes, so that comparing is
-    /// enough to know whether somebody changed the file.
-    pub(crate) fn conf_text(&self) -> String {
+    /// The configuration's text, with what the primary network's plugins want from the runtime. Pure: the same options of
+    /// the same version give the same bytes, so that comparing is enough to know whether somebody changed the file.
+    pub(crate) fn conf_text(&self, capabilities: &BTreeSet<String>) -> String {
         let mut conf = Map::new();
         let mut put = |key: &str, value: Value| {
             conf.insert(key.to_owned(), value);
@@ -125,10 +131,20 @@ impl InstallOptions {
         if let Some(selector) = &self.workload_selector {
             put("workloadSelector", selector.clone());
             // what the runtime passes for these reaches the primary network's plugins through us
-            put(
-                "capabilities",
-                json!({"portMappings": true, "bandwidth": true}),
-            );
+            if !capabilities.is_empty() {
+                let all = capabilities.iter().map(|name| (name.clone(), json!(true)));
+                put("capabilities", Value::Object(all.collect()));
+            }
+        }
+        let mut primary = Map::new();
+        if self.places.conf_dir != Path::new(DEFAULT_CONF_DIR) {
+            primary.insert("confDir".to_owned(), json!(self.places.conf_dir));
+        }
+        if let Some(file) = &self.primary_file {
+            primary.insert("file".to_owned(), json!(file));
+        }
+        if !primary.is_empty() {
+            put("primary", Value::Object(primary));
         }
         if let Some(file) = &self.workloads_file {
             put("workloadsFile", json!(file));
@@ -152,6 +168,13 @@ impl InstallOptions {
         let mut text = serde_json::to_string_pretty(&conf).unwrap_or_default();
         text.push('\n');
         text
+    }
+}
+
+fn file_name(text: &str) -> Result<String, String> {
+    match text.is_empty() || text.contains('/') {
+        true => Err("it must be the name of a file in the configuration directory".into()),
+        false => Ok(text.to_owned()),
     }
 }
 
@@ -189,6 +212,10 @@ mod tests {
             .options
     }
 
+    fn text(options: &InstallOptions) -> String {
+        options.conf_text(&BTreeSet::new())
+    }
+
     #[test]
     fn the_configuration_is_one_that_the_plugin_reads() {
         let options = options(&[
@@ -200,7 +227,7 @@ mod tests {
             "--cool-down=5",
             "--pin-dir=/sys/fs/bpf/other",
         ]);
-        let conf = crate::netconf::parse(options.conf_text().as_bytes()).unwrap();
+        let conf = crate::netconf::parse(text(&options).as_bytes()).unwrap();
         assert_eq!(conf.service_cidrs.len(), 2);
         assert_eq!(conf.fake_ip_cidr, options.fake_ip_cidr);
         assert_eq!(conf.node_name.as_deref(), Some("worker-1"));
@@ -216,9 +243,11 @@ mod tests {
     #[test]
     fn the_configuration_names_the_version() {
         let conf: Value =
-            serde_json::from_str(&options(&["--service-cidrs=10.96.0.0/12"]).conf_text()).unwrap();
+            serde_json::from_str(&text(&options(&["--service-cidrs=10.96.0.0/12"]))).unwrap();
         assert_eq!(conf[CONF_VERSION_KEY], env!("CARGO_PKG_VERSION"));
-        assert!(conf.get("stateDir").is_none());
+        for absent in ["stateDir", "primary", "capabilities"] {
+            assert!(conf.get(absent).is_none(), "{absent}");
+        }
     }
 
     #[test]
@@ -228,12 +257,34 @@ mod tests {
             r#"--workload-selector={"matchLabels": {"agent-network.io/agent": "true"}}"#,
             "--workloads-file=/run/agent-network/workloads.json",
         ]);
-        let conf = crate::netconf::parse(options.conf_text().as_bytes()).unwrap();
+        let conf = crate::netconf::parse(text(&options).as_bytes()).unwrap();
         assert!(conf.selective.is_some());
+        let wanted = BTreeSet::from(["bandwidth".to_owned(), "dns".to_owned()]);
+        let conf: Value = serde_json::from_str(&options.conf_text(&wanted)).unwrap();
+        assert_eq!(
+            conf["capabilities"],
+            json!({"bandwidth": true, "dns": true})
+        );
         for wrong in ["[]", "{"] {
             let selector = format!("--workload-selector={wrong}");
             let arguments = ["install", "--ready", "--workloads-file=/f", &selector];
             assert!(Cli::try_parse_from(arguments).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_primary_network_is_where_the_options_say() {
+        let options = options(&[
+            "--service-cidrs=10.96.0.0/12",
+            "--conf-dir=/etc/other/net.d",
+            "--primary-file=10-calico.conflist",
+        ]);
+        let conf = crate::netconf::parse(text(&options).as_bytes()).unwrap();
+        assert_eq!(conf.primary.conf_dir, Path::new("/etc/other/net.d"));
+        assert_eq!(conf.primary.file.as_deref(), Some("10-calico.conflist"));
+        for wrong in ["", "a/b"] {
+            let file = format!("--primary-file={wrong}");
+            assert!(Cli::try_parse_from(["install", "--ready", &file]).is_err());
         }
     }
 

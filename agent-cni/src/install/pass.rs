@@ -21,8 +21,10 @@ use agent_datapath::{
 use serde_json::json;
 
 use super::{
+    InstallOptions,
     plan::{self, Step},
     pods,
+    primary::Primary,
     report::{Found, Kind, Problem},
     stage::{self, Content, StageError, Target, Watched},
 };
@@ -42,6 +44,8 @@ pub(crate) struct Installer {
     record: String,
     binary: Watched,
     conf_file: Watched,
+    /// The network of the pods that are not ours.
+    primary: Primary,
     /// Whether the kernel has to be asked yet.
     care: Care,
     every: Duration,
@@ -68,7 +72,7 @@ impl Installer {
     pub(crate) fn new(
         places: Places,
         conf: NetConf,
-        conf_text: String,
+        options: InstallOptions,
         own: &Path,
     ) -> Result<Self, StageError> {
         let hash = stage::hash_of(own)?;
@@ -90,9 +94,11 @@ impl Installer {
             mode: stage::CONF_MODE,
         };
         let source = own.to_owned();
+        let primary = Primary::new(options);
         Ok(Self {
             binary: Watched::new(binary, Content::CopyOf { source, hash }),
-            conf_file: Watched::new(conf_file, Content::Text(conf_text)),
+            conf_file: Watched::new(conf_file, primary.first_content()),
+            primary,
             places,
             conf,
             record,
@@ -170,6 +176,10 @@ impl Installer {
                 }
             }
             Step::Binary => place(&mut self.binary, Kind::Binary, outcome)?,
+            Step::Primary => {
+                self.primary
+                    .follow(&self.conf, &self.places, &mut self.conf_file, outcome)?;
+            }
             Step::Record => {
                 let dir = self.dir()?;
                 let found = std::fs::read(dir.path().join(VERSION_RECORD));

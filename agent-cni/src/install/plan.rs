@@ -16,6 +16,8 @@ pub(crate) enum Step {
     Pods,
     /// The plugin, written beside its name and renamed.
     Binary,
+    /// The network of the pods that are not ours, when only some are: it is looked for, and what it wants is copied.
+    Primary,
     /// The version record.
     Record,
     /// The configuration, written beside its name and renamed.
@@ -25,11 +27,12 @@ pub(crate) enum Step {
 }
 
 /// All steps in order.
-pub(crate) const STEPS: [Step; 7] = [
+pub(crate) const STEPS: [Step; 8] = [
     Step::State,
     Step::Node,
     Step::Pods,
     Step::Binary,
+    Step::Primary,
     Step::Record,
     Step::Conf,
     Step::OldLayouts,
@@ -43,6 +46,7 @@ impl Step {
             Self::Node => "node",
             Self::Pods => "pods",
             Self::Binary => "binary",
+            Self::Primary => "primary",
             Self::Record => "record",
             Self::Conf => "conf",
             Self::OldLayouts => "old_layouts",
@@ -59,8 +63,18 @@ impl Step {
             // nothing is written for a node that cannot be made ready
             Self::Binary if !installed => &[Self::State, Self::Node],
             Self::Binary => &[],
+            Self::Primary => &[],
+            // the record says that the node is installed, which it is not while the configuration has to wait
+            Self::Record if !installed => &[Self::State, Self::Binary, Self::Primary],
             Self::Record => &[Self::State, Self::Binary],
-            Self::Conf if !installed => &[Self::State, Self::Node, Self::Binary, Self::Record],
+            // one that gives pods to a network which is not there would make the kubelet start them in vain
+            Self::Conf if !installed => &[
+                Self::State,
+                Self::Node,
+                Self::Binary,
+                Self::Primary,
+                Self::Record,
+            ],
             Self::Conf => &[],
             // a pod that is not in the new layout yet is controlled by the old one
             Self::OldLayouts => &[Self::Node, Self::Pods, Self::Binary, Self::Conf],
@@ -139,11 +153,23 @@ mod tests {
 
     #[test]
     fn on_an_installed_node_configuration_and_plugin_are_mended_whatever_else_is_broken() {
-        for broken in [Step::State, Step::Node, Step::Pods, Step::Record] {
+        for broken in [
+            Step::State,
+            Step::Node,
+            Step::Pods,
+            Step::Primary,
+            Step::Record,
+        ] {
             let done = done(true, &[broken]);
             assert!(done.contains(&Step::Conf), "{broken:?}");
             assert!(done.contains(&Step::Binary), "{broken:?}");
         }
+    }
+
+    #[test]
+    fn a_node_that_waits_for_its_primary_network_is_not_taken_for_installed() {
+        let done = done(false, &[Step::Primary]);
+        assert_eq!(done, [Step::State, Step::Node, Step::Pods, Step::Binary]);
     }
 
     fn any_steps() -> impl Strategy<Value = Vec<Step>> {
@@ -157,7 +183,7 @@ mod tests {
         ) {
             let done = done(false, &broken);
             if let Some(conf) = at(&done, Step::Conf) {
-                for needed in [Step::State, Step::Node, Step::Binary, Step::Record] {
+                for needed in [Step::State, Step::Node, Step::Binary, Step::Primary, Step::Record] {
                     prop_assert!(at(&done, needed).is_some_and(|needed| needed < conf), "{needed:?}");
                 }
             }

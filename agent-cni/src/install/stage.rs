@@ -96,6 +96,17 @@ impl Watched {
         }
     }
 
+    /// Whether this is what the file must hold.
+    pub(crate) fn must_hold(&self, content: &Content) -> bool {
+        self.content == *content
+    }
+
+    /// From now on the file must hold something else.
+    pub(crate) fn change(&mut self, content: Content) {
+        self.content = content;
+        self.right = None;
+    }
+
     /// How the file differs from what it must be; `None` when it does not.
     ///
     /// # Errors

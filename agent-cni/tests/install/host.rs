@@ -24,6 +24,10 @@ pub(crate) struct Host {
     pub(crate) node: Node,
     /// What `--mode` says.
     pub(crate) mode: &'static str,
+    /// What `--cni-version` says.
+    pub(crate) cni_version: &'static str,
+    /// Further flags of the installer.
+    pub(crate) flags: Vec<String>,
 }
 
 /// An installer that runs until it is dropped.
@@ -35,7 +39,12 @@ pub(crate) struct Installer {
 impl Host {
     pub(crate) fn new() -> Self {
         let node = Node::new();
-        let host = Self { node, mode: "auto" };
+        let host = Self {
+            node,
+            mode: "auto",
+            cni_version: "1.1.0",
+            flags: Vec::new(),
+        };
         std::fs::create_dir_all(host.bin_dir()).unwrap();
         std::fs::create_dir_all(host.conf_dir()).unwrap();
         std::fs::write(
@@ -109,11 +118,12 @@ impl Host {
                 "--service-cidrs=10.96.0.0/12",
                 &format!("--fake-ip-cidr={POOL}"),
                 "--node-name=worker-1",
-                "--cni-version=1.1.0",
+                &format!("--cni-version={}", self.cni_version),
                 &format!("--mode={}", self.mode),
             ]
             .map(str::to_owned),
         );
+        arguments.extend(self.flags.iter().cloned());
         arguments
     }
 

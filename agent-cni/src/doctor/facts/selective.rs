@@ -37,12 +37,14 @@ impl Selective {
         let found = delegate::primary_of(conf, &options.on_host(&conf.primary.conf_dir));
         let missing = found
             .iter()
-            .flat_map(|(_, kinds)| kinds)
+            .flat_map(|primary| &primary.kinds)
             .filter(|kind| !options.host_cni_bin.join(kind).is_file());
         Some(Self {
             entries,
             missing: missing.cloned().collect(),
-            primary: found.map(|(path, _)| path).map_err(|error| chain(&error)),
+            primary: found
+                .map(|primary| primary.path)
+                .map_err(|error| chain(&error)),
             workloads_file: file,
         })
     }
