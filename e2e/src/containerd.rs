@@ -71,7 +71,7 @@ impl Containerd {
         let prepare = format!(
             "set -e; mount --make-rshared /; mkdir -p /var/lib/containerd; mount -t tmpfs tmpfs /var/lib/containerd
             cp {}/loopback /opt/cni/bin/
-            printf 'runtime-endpoint: unix:///run/containerd/containerd.sock\\nimage-endpoint: unix:///run/containerd/containerd.sock\\n' > /etc/crictl.yaml",
+            printf 'runtime-endpoint: unix:///run/containerd/containerd.sock\\nimage-endpoint: unix:///run/containerd/containerd.sock\\ntimeout: 30\\n' > /etc/crictl.yaml",
             bins.display()
         );
         place.sh(&prepare)?.success()?;
@@ -101,7 +101,7 @@ impl Containerd {
         &self.bins
     }
 
-    /// Runs crictl.
+    /// Runs crictl. It waits longer than the 2 s that it is used to: a machine may have more to do than this.
     ///
     /// # Errors
     /// Only when it can't be started.
@@ -125,14 +125,46 @@ impl Containerd {
         self.tool("cnitool", arguments, &env)
     }
 
+    /// Whether the runtime says that its network is ready, and why not.
+    ///
+    /// # Errors
+    /// When crictl fails.
+    pub fn network_ready(&self) -> Result<(bool, String)> {
+        let info = self.crictl(&["info"])?.success()?;
+        let info: Value = serde_json::from_str(&info.stdout)?;
+        let conditions = info["status"]["conditions"].as_array();
+        let ready = conditions
+            .into_iter()
+            .flatten()
+            .find(|c| c["type"] == "NetworkReady")
+            .context("containerd says nothing of its network")?;
+        Ok((ready["status"] == true, ready["message"].to_string()))
+    }
+
     /// Runs a sandbox with one container that sleeps.
     ///
     /// # Errors
     /// When containerd refuses one of the steps.
     pub fn run_pod(&self, namespace: &str, name: &str) -> Result<Sandbox> {
+        self.run_pod_with_port(namespace, name, None)
+    }
+
+    /// The same, with a TCP port of the node that leads to the pod's port 8080.
+    ///
+    /// # Errors
+    /// When containerd refuses one of the steps.
+    pub fn run_pod_with_port(
+        &self,
+        namespace: &str,
+        name: &str,
+        host_port: Option<u16>,
+    ) -> Result<Sandbox> {
+        let ports = host_port
+            .map(|port| json!([{"protocol": 0, "container_port": 8080, "host_port": port}]));
         let sandbox = json!({
             "metadata": {"name": name, "namespace": namespace, "uid": format!("uid-{name}"), "attempt": 0},
             "log_directory": "/var/log/pods",
+            "port_mappings": ports.unwrap_or_else(|| json!([])),
             "dns_config": {"servers": [crate::addresses::CLUSTER_DNS]},
             "linux": {"cgroup_parent": self.cgroup},
         });

@@ -8,12 +8,16 @@
 )]
 
 use std::fs;
+use std::time::Duration;
 
-use e2e::cni::STATE_DIR;
+use anyhow::ensure;
+use e2e::cluster::eventually;
+use e2e::cni::{CONF, STATE_DIR};
 use e2e::containerd::Containerd;
-use e2e::machine::can_run;
+use e2e::machine::{can_run, program};
+use e2e::world::World;
 use e2e::{Node, PodSpec};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 mod support;
 use support::node;
@@ -27,15 +31,8 @@ fn containerd_runs_two_sandboxes_whose_traffic_goes_through_the_proxy() {
         node.introduce(&PodSpec::named(name)).unwrap();
     }
     let containerd = Containerd::start(node.world()).unwrap();
-    let info = containerd.crictl(&["info"]).unwrap().success().unwrap();
-    let info: Value = serde_json::from_str(&info.stdout).unwrap();
-    let ready = info["status"]["conditions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|c| c["type"] == "NetworkReady")
-        .unwrap();
-    assert_eq!(ready["status"], true, "{ready}");
+    let (ready, why) = containerd.network_ready().unwrap();
+    assert!(ready, "{why}");
 
     let one = containerd.run_pod("agents", "one").unwrap();
     let two = containerd.run_pod("agents", "two").unwrap();
@@ -141,4 +138,84 @@ fn containerd_is_up_and_cnitool_adds_checks_and_deletes() {
         .sh("nsenter --net=/run/netns/tool ip link show eth0")
         .unwrap();
     assert!(!link.ok(), "{link}");
+}
+
+/// Some pods only: the others' network comes later than ours, as on a node that is new.
+#[test]
+fn containerd_has_a_network_once_the_primary_network_is_there_and_its_port_mappings_are_passed_on()
+{
+    if !can_run().unwrap() {
+        return;
+    }
+    for version in ["1.0.0", "1.1.0"] {
+        let world = World::create("late").unwrap();
+        let containerd = Containerd::start(&world).unwrap();
+        let place = world.node();
+        for plugin in ["bridge", "host-local", "portmap"] {
+            let to = world.inside(&format!("/opt/cni/bin/{plugin}"));
+            fs::copy(containerd.bins().join(plugin), to).unwrap();
+        }
+        let workloads = json!({"agents/one": {"labels": {"agent": "yes"}}, "apps/plain": {}});
+        fs::write(world.inside("/etc/workloads.json"), workloads.to_string()).unwrap();
+        let program = program("agent-cni").unwrap().to_string_lossy().into_owned();
+        let install = [
+            &program,
+            "install",
+            "--service-cidrs=10.96.0.0/16",
+            "--workloads-file=/etc/workloads.json",
+            r#"--workload-selector={"matchLabels": {"agent": "yes"}}"#,
+            &format!("--cni-version={version}"),
+        ];
+        let mut installer = place.spawn("installer", &install, &[]).unwrap();
+        installer
+            .wait_for_output("there is no primary network", Duration::from_secs(20))
+            .unwrap();
+        // longer than it takes containerd to read a configuration that is there
+        std::thread::sleep(Duration::from_secs(2));
+        let (ready, why) = containerd.network_ready().unwrap();
+        assert!(!ready, "{version}");
+        let conf = world.inside(CONF);
+        assert_eq!(conf.exists(), version == "1.1.0");
+        if version == "1.1.0" {
+            assert!(why.contains("there is no primary network"), "{why}");
+        }
+
+        let list = include_str!("../cluster/primary.conflist").replace("@PODS@", "10.244.9.0/24");
+        fs::write(world.inside("/etc/cni/net.d/10-primary.conflist"), list).unwrap();
+        eventually("the node is ready", Duration::from_secs(20), || {
+            place.run(&[&program, "install", "--ready"])?.success()?;
+            let (ready, why) = containerd.network_ready()?;
+            ensure!(ready && conf.exists(), "{why}");
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{version}: {error:#}\n{}", installer.log_text()));
+        // containerd's first file by name is ours from now on
+        eventually("containerd has read ours", Duration::from_secs(20), || {
+            let info = containerd.crictl(&["info"])?.success()?;
+            ensure!(info.stdout.contains("agent-network"), "{info}");
+            Ok(())
+        })
+        .unwrap();
+        let one = containerd.run_pod("agents", "one").unwrap();
+        let plain = containerd
+            .run_pod_with_port("apps", "plain", Some(18088))
+            .unwrap();
+        let ip = |id: &str| {
+            let shown = containerd.crictl(&["inspectp", id]).unwrap();
+            let shown: Value = serde_json::from_str(&shown.success().unwrap().stdout).unwrap();
+            shown["status"]["network"]["ip"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        };
+        assert!(ip(&one.id).starts_with("169.254."));
+        assert!(ip(&plain.id).starts_with("10.244.9."));
+        let mapped = || place.sh("iptables-save -t nat | grep 18088").unwrap();
+        assert!(mapped().ok(), "containerd passed no port mapping on");
+        for pod in [&one, &plain] {
+            let removed = containerd.crictl(&["rmp", "-f", &pod.id]).unwrap();
+            removed.success().unwrap();
+        }
+        assert!(!mapped().ok(), "{}", mapped());
+    }
 }
