@@ -9,6 +9,7 @@ use anyhow::Result;
 #[derive(Default)]
 #[must_use = "steps that nobody finishes can't fail"]
 pub struct Steps {
+    part: String,
     failed: Vec<String>,
 }
 
@@ -18,8 +19,14 @@ impl Steps {
         Steps::default()
     }
 
+    /// Steps from here on are reported as of this part.
+    pub fn part(&mut self, name: &str) {
+        self.part = format!("{name}: ");
+    }
+
     /// Does one step; `what` says what holds when it succeeds. Returns whether it did.
     pub fn step(&mut self, what: &str, f: impl FnOnce() -> Result<()>) -> bool {
+        let what = format!("{}{what}", self.part);
         let started = Instant::now();
         let outcome = f();
         let seconds = started.elapsed().as_secs_f64();

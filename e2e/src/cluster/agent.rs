@@ -48,10 +48,7 @@ impl Agent {
         fs::write(files.join("workloads.json"), "{}")?;
         let proxy = start_proxy(&place, &files)?;
         let program = program("agent-cni")?.to_string_lossy().into_owned();
-        let mut line = vec![&*program, "install", "--service-cidrs", SERVICE_CIDR];
-        line.extend(["--node-name", member.name()]);
-        line.extend(flags);
-        let installer = place.spawn("installer", &line, &[])?;
+        let installer = start_installer(&place, &program, member.name(), flags)?;
         let mut agent = Agent {
             place,
             root,
@@ -65,6 +62,20 @@ impl Agent {
         wait_for_network(&agent.place, "agent-network")?;
         agent.introduce_pods()?;
         Ok(agent)
+    }
+
+    /// Starts the installer anew with other flags, which it is to carry out with the pods that run.
+    ///
+    /// # Errors
+    /// When the old one doesn't end, or the new one doesn't say that the node is ready.
+    pub fn switch(&mut self, flags: &[&str]) -> Result<()> {
+        self.installer.signal(Signal::SIGTERM)?;
+        eventually("the installer ends", Duration::from_secs(20), || {
+            anyhow::ensure!(!self.installer.is_running(), "it runs");
+            Ok(())
+        })?;
+        self.installer = start_installer(&self.place, &self.program, &self.node, flags)?;
+        self.wait_until_ready()
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
@@ -108,11 +119,23 @@ impl Agent {
     /// # Errors
     /// When `node.json` can't be read.
     pub fn pool(&self) -> Result<String> {
+        self.chosen("fakeIpCidr")
+    }
+
+    /// The mode that the node is in.
+    ///
+    /// # Errors
+    /// When `node.json` can't be read.
+    pub fn mode(&self) -> Result<String> {
+        self.chosen("mode")
+    }
+
+    fn chosen(&self, key: &str) -> Result<String> {
         let text = fs::read_to_string(self.inside(STATE_DIR).join("node.json"))?;
         let node: Value = serde_json::from_str(&text)?;
-        let pool = node["fakeIpCidr"].as_str();
-        Ok(pool
-            .with_context(|| format!("no pool in {text}"))?
+        let value = node[key].as_str();
+        Ok(value
+            .with_context(|| format!("no {key} in {text}"))?
             .to_owned())
     }
 
@@ -185,6 +208,18 @@ fn compile(place: &Place, files: &std::path::Path, policies: &str) -> Result<()>
         .run(&[&compiler, "compile", &from, "-o", &to])?
         .success()?;
     Ok(())
+}
+
+fn start_installer(place: &Place, program: &str, node: &str, flags: &[&str]) -> Result<Process> {
+    let fixed = [
+        program,
+        "install",
+        "--service-cidrs",
+        SERVICE_CIDR,
+        "--node-name",
+        node,
+    ];
+    place.spawn("installer", &[&fixed[..], flags].concat(), &[])
 }
 
 fn start_proxy(place: &Place, files: &std::path::Path) -> Result<Process> {

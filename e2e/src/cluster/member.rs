@@ -33,9 +33,19 @@ pub enum ProxyMode {
     Nftables,
 }
 
+impl std::fmt::Display for ProxyMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ProxyMode::Iptables => "iptables",
+            ProxyMode::Nftables => "nftables",
+        })
+    }
+}
+
 /// A node that runs.
 pub struct Member {
     plan: Plan,
+    proxy_mode: ProxyMode,
     kube_proxy: Option<Process>,
     kubelet: Option<Process>,
     containerd: Containerd,
@@ -75,6 +85,7 @@ impl Plan {
         install_primary(&world, containerd.bins(), &Plan::pods(self.number))?;
         Ok(Member {
             plan: self,
+            proxy_mode: ProxyMode::Iptables,
             kube_proxy: None,
             kubelet: None,
             containerd,
@@ -144,6 +155,11 @@ impl Member {
         &self.containerd
     }
 
+    /// How kube-proxy serves Services now.
+    pub fn proxy_mode(&self) -> ProxyMode {
+        self.proxy_mode
+    }
+
     /// Starts kubelet and kube-proxy.
     pub(super) fn start_kubelet(&mut self, mode: ProxyMode) -> Result<()> {
         let config = self.config("kubelet.yaml", include_str!("../../cluster/kubelet.yaml"))?;
@@ -175,11 +191,9 @@ impl Member {
     }
 
     fn start_kube_proxy(&mut self, mode: ProxyMode) -> Result<()> {
-        let mode = match mode {
-            ProxyMode::Iptables => "iptables",
-            ProxyMode::Nftables => "nftables",
-        };
-        let text = include_str!("../../cluster/kube-proxy.yaml").replace("@MODE@", mode);
+        self.proxy_mode = mode;
+        let mode = mode.to_string();
+        let text = include_str!("../../cluster/kube-proxy.yaml").replace("@MODE@", &mode);
         let config = self.config("kube-proxy.yaml", &text)?;
         let flags = [format!("--config={config}"), "--v=2".to_owned()];
         let name = format!("kube-proxy-{mode}");
