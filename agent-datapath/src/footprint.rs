@@ -108,7 +108,7 @@ pub enum Thing {
     Conf,
     /// The pods' links: interfaces of our name, and whatever is a port of our bridge.
     PodLinks,
-    /// `agentcni0`.
+    /// `agentcni0`, and with it the filter at its ingress.
     Bridge,
     /// Pinned programs, maps and links of every layout.
     Pins,

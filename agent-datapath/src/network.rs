@@ -1,5 +1,5 @@
-//! The node's own part of the network, in one place: bridge, settings, nftables table, and what the mode needs besides:
-//! the policy route of ebpf, the iptables rules of iptables-compat.
+//! The node's own part of the network, in one place: bridge with its filter, settings, nftables table, and what the mode
+//! needs besides: the policy route of ebpf, the iptables rules of iptables-compat.
 //!
 //! Set up as a whole, compared as a whole, taken down as a whole. A pod's part is in `link` and `bridge`; what controls
 //! pods' packets is [`crate::plane`]'s.
@@ -11,6 +11,7 @@ use ipnet::Ipv4Net;
 
 use crate::{
     bridge::{self, Bridge},
+    bridge_filter,
     error::NetError,
     iptables, link,
     nft::{
@@ -87,13 +88,24 @@ impl NodeNetwork {
             pref: self.rule_pref,
         }
     }
+
+    /// The mark of an answer to the node: another value of the proxy's bits. The table sets it, because where br_netfilter
+    /// is, an answer whose source the node had translated goes to its real address before it meets the bridge's filter.
+    #[must_use]
+    pub fn answer(&self) -> MaskedMark {
+        let mask = self.proxy.mask;
+        MaskedMark {
+            value: self.proxy.value ^ (mask & mask.wrapping_neg()),
+            mask,
+        }
+    }
 }
 
 /// Sets the node's network up in the calling thread's network namespace and answers the bridge's ifindex. What is
 /// right already is left alone; what is not is mended, the bridge's address included. Parts of the other mode stay:
 /// [`leave_mode`] removes them.
 ///
-/// The rules come before the bridge is up: at no instant can a pod's packet meet a node without them.
+/// Rules and filter come before the bridge is up: at no instant can a pod's packet meet a node without them.
 ///
 /// # Errors
 /// The first step that failed. What was done stays: it is the same on the next try, and closed without the rest.
@@ -104,6 +116,7 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
         report(&iptables::ensure(node)?);
     }
     let index = bridge::ensure(&rtnl, &node.bridge).await?;
+    bridge_filter::ensure(&rtnl, node, index).await?;
     sysctl::ensure(
         &sysctl::node_settings(&node.bridge.name),
         Some(&node.sysctl_record),
@@ -124,6 +137,7 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
 pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
     let rtnl = Rtnl::connect()?;
     let index = bridge::check(&rtnl, &node.bridge).await?;
+    bridge_filter::check(&rtnl, node, index).await?;
     sysctl::check(&sysctl::node_settings(&node.bridge.name))?;
     if node.mode == Mode::Ebpf {
         node.policy_route().check(&rtnl).await?;
