@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use agent_core::attachment::Mode;
+use agent_core::{attachment::Mode, node::DROP_RULE_PREFERENCE};
 use ipnet::Ipv4Net;
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         ruleset::{self, Parts},
         value::Family,
     },
-    routing::PolicyRoute,
+    routing::{DropRules, PolicyRoute},
     rtnl::Rtnl,
     sysctl,
 };
@@ -89,6 +89,17 @@ impl NodeNetwork {
         }
     }
 
+    /// The rules that end what may not be routed out.
+    #[must_use]
+    pub fn drop_rules(&self) -> DropRules {
+        DropRules {
+            iif: self.bridge.name.clone(),
+            pref: DROP_RULE_PREFERENCE,
+            mark: self.proxy,
+            services: self.service_cidrs.clone(),
+        }
+    }
+
     /// The mark of an answer to the node: another value of the proxy's bits. The table sets it, because where br_netfilter
     /// is, an answer whose source the node had translated goes to its real address before it meets the bridge's filter.
     #[must_use]
@@ -126,6 +137,7 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
     if node.mode == Mode::Ebpf {
         node.policy_route().ensure(&rtnl).await?;
     }
+    node.drop_rules().ensure(&rtnl).await?;
     bridge::up(&rtnl, &node.bridge, index).await?;
     Ok(index)
 }
@@ -142,6 +154,7 @@ pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
     if node.mode == Mode::Ebpf {
         node.policy_route().check(&rtnl).await?;
     }
+    node.drop_rules().check(&rtnl).await?;
     check_rules(node)?;
     Ok(index)
 }
@@ -198,6 +211,7 @@ pub async fn remove_node(node: &NodeNetwork) -> Result<(), NetError> {
     let mut errors = Vec::new();
     errors.extend(link::delete_link(&rtnl, &node.bridge.name).await.err());
     errors.extend(node.policy_route().remove(&rtnl).await.err());
+    errors.extend(node.drop_rules().remove(&rtnl).await.err());
     errors.extend(iptables::remove().err());
     errors.extend(nft::remove(Family::Ip, ruleset::TABLE).err());
     let settings = sysctl::node_settings(&node.bridge.name);

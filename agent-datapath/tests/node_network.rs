@@ -103,6 +103,9 @@ fn whatever_is_broken_on_the_node_is_found_and_mended() {
             "ip rule del pref 100",
             "ip rule del pref 100; ip rule add pref 100 fwmark 0xa000000/0xf000000 lookup 18080",
             "ip route flush table 18080",
+            "ip rule del pref 101",
+            "ip rule del pref 101 to 10.96.0.0/12",
+            "ip rule add pref 101 iif agentcni0 to 10.0.0.0/8 blackhole",
             "echo 0 > /proc/sys/net/ipv4/ip_forward",
             "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter",
             "echo 2 > /proc/sys/net/ipv4/conf/agentcni0/rp_filter",
@@ -122,6 +125,17 @@ fn whatever_is_broken_on_the_node_is_found_and_mended() {
             }
         }
         assert_eq!(run("ip rule | grep -c 18080").trim(), "1");
+        let drops = run("ip rule | grep ^101:");
+        assert_eq!(
+            drops
+                .trim()
+                .lines()
+                .collect::<std::collections::BTreeSet<_>>(),
+            std::collections::BTreeSet::from([
+                "101:\tfrom all to 10.96.0.0/12 iif agentcni0 blackhole",
+                "101:\tfrom all fwmark 0xa000000/0xf000000 iif agentcni0 blackhole",
+            ])
+        );
     });
 }
 
