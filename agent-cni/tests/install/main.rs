@@ -13,6 +13,7 @@ mod support;
 mod host;
 mod installing;
 mod killed;
+mod locks;
 mod repair;
 mod rollback;
 mod upgrade;
