@@ -4,7 +4,7 @@
 mod options;
 mod pass;
 mod plan;
-mod pods;
+pub(crate) mod pods;
 mod preflight;
 mod primary;
 mod report;

@@ -1,11 +1,13 @@
-//! `agent-cni setup`: make the node ready before the first pod, from the configuration file.
+//! `agent-cni setup`: make the node ready from the configuration file, before the first pod, and with the pods that are
+//! attached: what taking the bridge down or flushing tables took from them is restored.
 
 use std::path::Path;
 
+use agent_datapath::rtnl::Rtnl;
 use anyhow::{Context, anyhow};
 use serde_json::Value;
 
-use crate::{claim, mode::Care, netconf, node, state::StateDir};
+use crate::{claim, error::CniError, install::pods, mode::Care, netconf, node, state::StateDir};
 
 /// Makes the node ready and says what it is.
 ///
@@ -22,15 +24,28 @@ pub(crate) fn run(config: &Path) -> anyhow::Result<String> {
         .build()?;
     claim::refuse_if_rolled_back(&conf.state_dir)?;
     let dir = StateDir::open(&conf.state_dir)?;
-    let node = runtime
-        .block_on(node::ensure(&conf, &dir, Care::Probe))
-        .map_err(|error| match error.details.is_empty() {
+    let (node, pods) = runtime
+        .block_on(async {
+            let node = node::ensure(&conf, &dir, Care::Probe).await?;
+            let pods = pods::mend(&node, &dir, &Rtnl::connect()?).await?;
+            match pods.error {
+                Some(error) => Err(error),
+                None => Ok((node, pods)),
+            }
+        })
+        .map_err(|error: CniError| match error.details.is_empty() {
             true => anyhow!("{error}"),
             false => anyhow!("{error}: {}", error.details),
         })?;
+    let mended = pods
+        .found
+        .iter()
+        .map(|found| format!("\nmended: {}", found.what))
+        .chain(pods.notes.iter().map(|note| format!("\nnote: {note}")))
+        .collect::<String>();
     let reason = node.reason.as_ref().map(ToString::to_string);
     Ok(format!(
-        "node is ready: Fake IP CIDR {}, gateway {} ({}) on {}, {} service CIDRs\nmode:  {}: {}\nstate: {}\npins:  {}",
+        "node is ready: Fake IP CIDR {}, gateway {} ({}) on {}, {} service CIDRs\nmode:  {}: {}\nstate: {}\npins:  {}{mended}",
         node.state.fake_ip_cidr,
         node.state.gateway,
         node.state.gateway_mac,

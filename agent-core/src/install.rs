@@ -22,6 +22,8 @@ pub enum Kind {
     Node,
     /// `agentcni0`.
     Bridge,
+    /// The filter at the bridge's ingress.
+    BridgeFilter,
     /// A kernel setting.
     Sysctl,
     /// Policy rule or route.
@@ -44,9 +46,10 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Node,
         Self::Bridge,
+        Self::BridgeFilter,
         Self::Sysctl,
         Self::PolicyRoute,
         Self::Rules,
@@ -64,6 +67,7 @@ impl Kind {
         match self {
             Self::Node => "node",
             Self::Bridge => "bridge",
+            Self::BridgeFilter => "bridge_filter",
             Self::Sysctl => "sysctl",
             Self::PolicyRoute => "policy_route",
             Self::Rules => "rules",

@@ -28,6 +28,8 @@ pub const PROXY_MARK_MASK: u32 = 0x0f00_0000;
 pub const ROUTE_TABLE: u32 = 18080;
 /// Priority of the rule that leads to [`ROUTE_TABLE`].
 pub const RULE_PREFERENCE: u32 = 100;
+/// Priority of the rules that drop what may not be routed out of the node, just behind [`RULE_PREFERENCE`].
+pub const DROP_RULE_PREFERENCE: u32 = 101;
 /// Name of this document in the state directory.
 pub const FILE_NAME: &str = "node.json";
 

@@ -9,10 +9,17 @@
 
 use std::path::{Path, PathBuf};
 
-use agent_core::node::{BRIDGE, PROXY_MARK, PROXY_MARK_MASK, ROUTE_TABLE, RULE_PREFERENCE};
+use agent_core::node::{
+    BRIDGE, DROP_RULE_PREFERENCE, PROXY_MARK, PROXY_MARK_MASK, ROUTE_TABLE, RULE_PREFERENCE,
+};
 use agent_ebpf_common::names;
 
-use crate::{error::NetError, link::HOST_VETH_PREFIX, routing::PolicyRoute};
+use crate::{
+    error::NetError,
+    link::HOST_VETH_PREFIX,
+    network::MaskedMark,
+    routing::{DropRules, PolicyRoute},
+};
 
 mod files;
 mod iptables;
@@ -108,12 +115,14 @@ pub enum Thing {
     Conf,
     /// The pods' links: interfaces of our name, and whatever is a port of our bridge.
     PodLinks,
-    /// `agentcni0`.
+    /// `agentcni0`, and with it the filter at its ingress.
     Bridge,
     /// Pinned programs, maps and links of every layout.
     Pins,
     /// The policy rules, and the table that they lead to.
     PolicyRoute,
+    /// The policy rules that drop what may not be routed out.
+    DropRules,
     /// Tables `agent_network` of every nftables family.
     NftTables,
     /// Chains `AGENT-CNI…` and the rules that lead there, in both iptables backends.
@@ -130,12 +139,13 @@ pub enum Thing {
 
 impl Thing {
     /// All kinds, in the order in which they may go.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Conf,
         Self::PodLinks,
         Self::Bridge,
         Self::Pins,
         Self::PolicyRoute,
+        Self::DropRules,
         Self::NftTables,
         Self::IptablesChains,
         Self::Ipset,
@@ -153,6 +163,7 @@ impl Thing {
             Self::Bridge => "bridge",
             Self::Pins => "pins",
             Self::PolicyRoute => "policy_route",
+            Self::DropRules => "drop_rules",
             Self::NftTables => "nft_tables",
             Self::IptablesChains => "iptables_chains",
             Self::Ipset => "ipset",
@@ -231,6 +242,7 @@ pub async fn remove(thing: Thing, places: &Places) -> Result<(), NetError> {
         Thing::PodLinks => kernel::remove_pod_links().await,
         Thing::Bridge => kernel::remove_bridge().await,
         Thing::PolicyRoute => kernel::remove_policy_route(&policy_route()).await,
+        Thing::DropRules => kernel::remove_drop_rules(&drop_rules()).await,
         Thing::NftTables => netfilter::remove_tables(),
         Thing::IptablesChains => iptables::remove(),
         Thing::Ipset => netfilter::remove_ipsets(),
@@ -278,10 +290,24 @@ async fn find(thing: Thing, places: &Places) -> Result<Vec<(String, String)>, Ne
         Thing::PodLinks => kernel::find_pod_links().await,
         Thing::Bridge => kernel::find_bridge().await,
         Thing::PolicyRoute => kernel::find_policy_route(&policy_route()).await,
+        Thing::DropRules => kernel::find_drop_rules(&drop_rules()).await,
         Thing::NftTables => netfilter::find_tables(),
         Thing::IptablesChains => iptables::find(),
         Thing::Ipset => netfilter::find_ipsets(),
         Thing::Sysctls => kernel::find_sysctls(&places.sysctl_record()),
+    }
+}
+
+/// For whatever marks and Service CIDRs they are.
+fn drop_rules() -> DropRules {
+    DropRules {
+        iif: BRIDGE.to_owned(),
+        pref: DROP_RULE_PREFERENCE,
+        mark: MaskedMark {
+            value: PROXY_MARK,
+            mask: PROXY_MARK_MASK,
+        },
+        services: Vec::new(),
     }
 }
 

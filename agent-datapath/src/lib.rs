@@ -3,6 +3,7 @@
 pub mod attach;
 mod bpf;
 pub mod bridge;
+pub mod bridge_filter;
 pub mod compat;
 pub mod conntrack;
 pub mod debug_log;

@@ -1,16 +1,17 @@
-//! The node's own part of the network, in one place: bridge, settings, nftables table, and what the mode needs besides:
-//! the policy route of ebpf, the iptables rules of iptables-compat.
+//! The node's own part of the network, in one place: bridge with its filter, settings, nftables table, and what the mode
+//! needs besides: the policy route of ebpf, the iptables rules of iptables-compat.
 //!
 //! Set up as a whole, compared as a whole, taken down as a whole. A pod's part is in `link` and `bridge`; what controls
 //! pods' packets is [`crate::plane`]'s.
 
 use std::path::PathBuf;
 
-use agent_core::attachment::Mode;
+use agent_core::{attachment::Mode, node::DROP_RULE_PREFERENCE};
 use ipnet::Ipv4Net;
 
 use crate::{
     bridge::{self, Bridge},
+    bridge_filter,
     error::NetError,
     iptables, link,
     nft::{
@@ -18,7 +19,7 @@ use crate::{
         ruleset::{self, Parts},
         value::Family,
     },
-    routing::PolicyRoute,
+    routing::{DropRules, PolicyRoute},
     rtnl::Rtnl,
     sysctl,
 };
@@ -87,13 +88,35 @@ impl NodeNetwork {
             pref: self.rule_pref,
         }
     }
+
+    /// The rules that end what may not be routed out.
+    #[must_use]
+    pub fn drop_rules(&self) -> DropRules {
+        DropRules {
+            iif: self.bridge.name.clone(),
+            pref: DROP_RULE_PREFERENCE,
+            mark: self.proxy,
+            services: self.service_cidrs.clone(),
+        }
+    }
+
+    /// The mark of an answer to the node: another value of the proxy's bits. The table sets it, because where br_netfilter
+    /// is, an answer whose source the node had translated goes to its real address before it meets the bridge's filter.
+    #[must_use]
+    pub fn answer(&self) -> MaskedMark {
+        let mask = self.proxy.mask;
+        MaskedMark {
+            value: self.proxy.value ^ (mask & mask.wrapping_neg()),
+            mask,
+        }
+    }
 }
 
 /// Sets the node's network up in the calling thread's network namespace and answers the bridge's ifindex. What is
 /// right already is left alone; what is not is mended, the bridge's address included. Parts of the other mode stay:
 /// [`leave_mode`] removes them.
 ///
-/// The rules come before the bridge is up: at no instant can a pod's packet meet a node without them.
+/// Rules and filter come before the bridge is up: at no instant can a pod's packet meet a node without them.
 ///
 /// # Errors
 /// The first step that failed. What was done stays: it is the same on the next try, and closed without the rest.
@@ -104,6 +127,7 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
         report(&iptables::ensure(node)?);
     }
     let index = bridge::ensure(&rtnl, &node.bridge).await?;
+    bridge_filter::ensure(&rtnl, node, index).await?;
     sysctl::ensure(
         &sysctl::node_settings(&node.bridge.name),
         Some(&node.sysctl_record),
@@ -113,6 +137,7 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
     if node.mode == Mode::Ebpf {
         node.policy_route().ensure(&rtnl).await?;
     }
+    node.drop_rules().ensure(&rtnl).await?;
     bridge::up(&rtnl, &node.bridge, index).await?;
     Ok(index)
 }
@@ -124,10 +149,12 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
 pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
     let rtnl = Rtnl::connect()?;
     let index = bridge::check(&rtnl, &node.bridge).await?;
+    bridge_filter::check(&rtnl, node, index).await?;
     sysctl::check(&sysctl::node_settings(&node.bridge.name))?;
     if node.mode == Mode::Ebpf {
         node.policy_route().check(&rtnl).await?;
     }
+    node.drop_rules().check(&rtnl).await?;
     check_rules(node)?;
     Ok(index)
 }
@@ -184,6 +211,7 @@ pub async fn remove_node(node: &NodeNetwork) -> Result<(), NetError> {
     let mut errors = Vec::new();
     errors.extend(link::delete_link(&rtnl, &node.bridge.name).await.err());
     errors.extend(node.policy_route().remove(&rtnl).await.err());
+    errors.extend(node.drop_rules().remove(&rtnl).await.err());
     errors.extend(iptables::remove().err());
     errors.extend(nft::remove(Family::Ip, ruleset::TABLE).err());
     let settings = sysctl::node_settings(&node.bridge.name);

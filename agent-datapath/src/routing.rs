@@ -17,6 +17,10 @@ use crate::{
     rtnl::{Doing, Rtnl},
 };
 
+mod drop_rules;
+
+pub use drop_rules::DropRules;
+
 /// `ip rule add pref PREF iif IIF fwmark MARK/MASK lookup TABLE` and `ip route add local default dev lo table TABLE`.
 ///
 /// `iif` is essential: without it `src_valid_mark` and `tcp_fwmark_accept` break what the node itself does.

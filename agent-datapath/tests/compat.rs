@@ -29,11 +29,8 @@ use agent_ebpf_common::{
     packet::{Kind, parse},
     testing::*,
 };
-use nix::sys::socket::{
-    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrLike, sendto, socket,
-};
 use proptest::{prelude::*, test_runner::TestRunner};
-use support::{in_new_netns, index_of, pod, run, run_ip, settings};
+use support::{in_new_netns, index_of, packet_socket, pod, run, run_ip, send, settings};
 
 /// How long a frame may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -167,46 +164,6 @@ fn port(name: &str, peer: &str) -> u32 {
         String::from_utf8_lossy(&shown.stdout).contains("state forwarding")
     });
     index_of(name)
-}
-
-fn packet_socket() -> std::os::fd::OwnedFd {
-    socket(
-        AddressFamily::Packet,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )
-    .unwrap()
-}
-
-#[expect(
-    unsafe_code,
-    reason = "nix has no constructor for a packet socket's address"
-)]
-fn send(socket: &std::os::fd::OwnedFd, ifname: &str, frame: &[u8]) {
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: 0,
-        sll_ifindex: index_of(ifname) as i32,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 6,
-        sll_addr: [0; 8],
-    };
-    // SAFETY: the pointer is to a whole `sockaddr_ll` that says so by its family, and the length is its own.
-    let address = unsafe {
-        LinkAddr::from_raw(
-            (&raw const address).cast(),
-            Some(size_of::<libc::sockaddr_ll>() as u32),
-        )
-    };
-    let sent = sendto(
-        std::os::fd::AsRawFd::as_raw_fd(socket),
-        frame,
-        &address.unwrap(),
-        MsgFlags::empty(),
-    );
-    assert_eq!(sent.unwrap(), frame.len());
 }
 
 /// Frames that a table behind ours has seen: without a mark of ours, with the proxy's, with the one of services.

@@ -439,13 +439,25 @@ fn what_is_wrong_with_the_nodes_network() {
             "ip link set agentcni0 down",
             &[("bridge", "fail")],
             "down",
-            "SETUP THEN RECREATE",
+            "SETUP",
         ),
         case(
             "ip addr flush dev agentcni0",
             &[("bridge", "fail")],
             "address of agentcni0",
-            "SETUP THEN RECREATE",
+            "SETUP",
+        ),
+        case(
+            "tc qdisc del dev agentcni0 clsact",
+            &[("bridge-filter", "fail")],
+            "ingress of agentcni0 is missing",
+            "SETUP",
+        ),
+        case(
+            "tc filter replace dev agentcni0 ingress protocol all pref 1 handle 0xa6e0002 bpf da bytecode '1,6 0 0 0'",
+            &[("bridge-filter", "fail")],
+            "is another",
+            "SETUP",
         ),
         case(
             "ip rule del pref 100",
@@ -461,6 +473,12 @@ fn what_is_wrong_with_the_nodes_network() {
             "SETUP",
         )
         .only(EBPF),
+        case(
+            "ip rule del pref 101 to 10.96.0.0/16",
+            &[("policy-route", "fail")],
+            "that drops is missing",
+            "SETUP",
+        ),
         case(
             "nft delete table ip agent_network",
             &[("nftables", "fail")],
@@ -558,7 +576,7 @@ fn what_is_wrong_with_pods_and_programs() {
             "nft delete table bridge agent_network",
             &[("programs", "fail"), ("maps", "fail"), ("zeroproxy", "?")],
             "agent_network",
-            "SETUP THEN RECREATE",
+            "SETUP",
         )
         .only(COMPAT),
         case("ip netns del NETNS", &[("namespaces", "fail")], "no network namespace", "RECREATE"),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use e2e::addresses::{NODE, ROUTER};
 use e2e::capture::Capture;
+use e2e::cni::PLUGIN;
 use e2e::machine::can_run;
 use e2e::outside::DOWNLINK;
 use e2e::patience::slowdown;
@@ -269,6 +270,36 @@ fn nothing_gets_out_without_a_proxy() {
     assert!(!done.all().contains("hello"), "{done}");
     assert_empty(&scene.node, capture, "without a proxy");
     scene.assert_nobody_was_reached();
+}
+
+#[test]
+fn nothing_gets_out_when_all_that_controls_pods_is_removed_at_once() {
+    let Some(mut scene) = Scene::new("leaks-locks") else {
+        return;
+    };
+    scene.node.start_proxy().unwrap();
+    let capture = uplink(&scene.node, "uplink");
+    let compat = std::env::var("AGENT_NETWORK_TEST_MODE").as_deref() == Ok("iptables-compat");
+    let remove = if compat {
+        "nft flush ruleset"
+    } else {
+        "rm /sys/fs/bpf/agent-network/v1/links/agt*; nft delete table ip agent_network"
+    };
+    let node = scene.node.place();
+    node.sh(remove).unwrap().success().unwrap();
+    let left = node.sh("nft list tables").unwrap();
+    assert!(!left.stdout.contains("agent_network"), "{left}");
+    scene.try_everything();
+    // nothing works, and nothing gets out
+    let done = scene.pod.sh("curl -sS -m 2 http://203.0.113.10/").unwrap();
+    assert!(!done.ok(), "{done}");
+    let setup = node.sh(&format!("{PLUGIN} setup")).unwrap();
+    setup.clone().success().unwrap();
+    assert_eq!(setup.stdout.matches("mended: pod").count(), 2, "{setup}");
+    assert_empty(&scene.node, capture, remove);
+    scene.assert_nobody_was_reached();
+    let done = scene.pod.curl(&["http://docs.example.com/"]).unwrap();
+    assert_eq!(support::status(&done), 200, "{done}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod pods;
 mod tests;
 
 /// Every check, in the order in which they are told: what others build on comes first.
-const ALL: [fn(&Facts) -> Finding; 31] = [
+const ALL: [fn(&Facts) -> Finding; 32] = [
     machine::kernel,
     machine::btf,
     machine::bpffs,
@@ -27,6 +27,7 @@ const ALL: [fn(&Facts) -> Finding; 31] = [
     cni::selective,
     pods::state,
     network::bridge,
+    network::bridge_filter,
     network::policy_route,
     network::nftables,
     network::iptables_rules,

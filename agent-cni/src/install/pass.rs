@@ -7,7 +7,7 @@ use std::{
 
 use agent_core::{attachment::Mode, node::NodeState};
 use agent_datapath::{
-    bridge,
+    bridge, bridge_filter,
     error::NetError,
     footprint::{self, BINARY, CONF, Places, STAGED_BINARY, STAGED_CONF, VERSION_RECORD},
     load::Datapath,
@@ -321,10 +321,14 @@ async fn network_differences(network: &network::NodeNetwork) -> Vec<Found> {
         Ok(rtnl) => {
             let bridge = bridge::check(&rtnl, &network.bridge).await;
             note(Kind::Bridge, bridge.map(|_| ()));
+            let filter = bridge_filter::check_by_name(&rtnl, network).await;
+            note(Kind::BridgeFilter, filter);
             if network.mode == Mode::Ebpf {
                 let route = network.policy_route().check(&rtnl).await;
                 note(Kind::PolicyRoute, route);
             }
+            let drops = network.drop_rules().check(&rtnl).await;
+            note(Kind::PolicyRoute, drops);
         }
         Err(error) => note(Kind::Bridge, Err(error)),
     }

@@ -6,7 +6,10 @@
 //!   and no pod can set a mark. An entry without a program is nothing, a program without an entry drops everything.
 //! - In the iptables-compat mode, a pod's chains gone: the shared table drops what a port without chains sends; the shared
 //!   table gone: iptables redirects to the proxy, and the table `ip agent_network` drops the rest.
-//! - Table gone: the programs drop, or mark and so lead to the proxy; Services that nobody translates lead nowhere.
+//! - All tables gone, or program and table: the filter at the bridge's ingress drops what has no mark. So a pod gets its
+//!   program or chain back after the tables.
+//! - Table gone: the programs drop, or mark and so lead to the proxy; policy rules drop what goes to Services that nobody
+//!   translates.
 //! - Bridge gone: frames are for the bridge's MAC, which the pod's link does not have, so the node's stack drops them; the
 //!   policy rule asks for the bridge's name.
 //! - Port not isolated: the program of each port lets only frames for the gateway pass.

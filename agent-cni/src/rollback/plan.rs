@@ -77,6 +77,7 @@ mod tests {
         for control in [
             Thing::Pins,
             Thing::PolicyRoute,
+            Thing::DropRules,
             Thing::NftTables,
             Thing::IptablesChains,
             Thing::Sysctls,

@@ -267,7 +267,7 @@ impl Host {
     #[track_caller]
     pub(crate) fn traces_of_us(&self) -> String {
         self.node.sh(&format!(
-            "ip -o link | grep -E 'agentcni0|agt[0-9a-f]' || true; ip rule | grep 18080 || true; \
+            "ip -o link | grep -E 'agentcni0|agt[0-9a-f]' || true; ip rule | grep -E '18080|agentcni0' || true; \
              ip route show table 18080 2>/dev/null || true; \
              nft list tables | grep agent_network || true; \
              iptables-nft-save 2>/dev/null | grep AGENT-CNI || true; \

@@ -13,6 +13,7 @@ mod support;
 mod host;
 mod installing;
 mod killed;
+mod locks;
 mod primary;
 mod repair;
 mod rollback;

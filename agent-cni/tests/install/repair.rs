@@ -187,8 +187,17 @@ fn settings_routes_and_rules() {
         ("sysctl", set("ipv4/conf/default/rp_filter", "2")),
         ("sysctl", set("ipv4/conf/agentcni0/rp_filter", "1")),
         ("sysctl", set("ipv6/conf/agentcni0/disable_ipv6", "0")),
+        ("bridge_filter", "tc qdisc del dev agentcni0 clsact".into()),
+        (
+            "bridge_filter",
+            "tc filter del dev agentcni0 ingress".into(),
+        ),
         ("policy_route", "ip rule del pref 100".into()),
         ("policy_route", "ip route flush table 18080".into()),
+        (
+            "policy_route",
+            "ip rule del pref 101; ip rule del pref 101".into(),
+        ),
         ("rules", "nft delete table ip agent_network".into()),
         ("rules", "nft flush table ip agent_network".into()),
         ("rules", "nft flush chain ip agent_network forward".into()),
@@ -239,6 +248,8 @@ fn what_the_iptables_compat_mode_is_made_of() {
             format!("nft delete element bridge agent_network pods {{ {veth} }}"),
         ),
         ("bridge", "ip link del agentcni0".into()),
+        ("bridge_filter", "tc filter del dev agentcni0 ingress".into()),
+        ("policy_route", "ip rule del pref 101".into()),
         ("sysctl", "echo 0 > /proc/sys/net/ipv4/ip_forward".into()),
         ("pod", format!("ip link set {veth} nomaster")),
     ] {

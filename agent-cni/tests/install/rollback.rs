@@ -57,6 +57,7 @@ fn a_healthy_node_with_pods_is_given_back_and_says_which_pods_to_recreate() {
             "bridge",
             "pins",
             "policy_route",
+            "drop_rules",
             "nft_tables",
             "sysctls",
             "binary",

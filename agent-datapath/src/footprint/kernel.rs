@@ -10,7 +10,7 @@ use super::{files::several, is_pod_link};
 use crate::{
     error::NetError,
     link,
-    routing::PolicyRoute,
+    routing::{DropRules, PolicyRoute},
     rtnl::{Doing, Rtnl},
     sysctl,
 };
@@ -99,6 +99,18 @@ pub(super) async fn find_policy_route(
 
 pub(super) async fn remove_policy_route(route: &PolicyRoute) -> Result<(), NetError> {
     route.remove(&Rtnl::connect()?).await
+}
+
+pub(super) async fn find_drop_rules(rules: &DropRules) -> Result<Vec<(String, String)>, NetError> {
+    let found = rules.traces(&Rtnl::connect()?).await?;
+    Ok(found
+        .into_iter()
+        .map(|rule| (format!("policy rule {rule}"), format!("ip rule del {rule}")))
+        .collect())
+}
+
+pub(super) async fn remove_drop_rules(rules: &DropRules) -> Result<(), NetError> {
+    rules.remove(&Rtnl::connect()?).await
 }
 
 pub(super) fn find_sysctls(record: &Path) -> Result<Vec<(String, String)>, NetError> {

@@ -70,6 +70,7 @@ fn new_pods_end_before_links_and_links_before_what_controls_them() {
     for control in [
         Thing::Pins,
         Thing::PolicyRoute,
+        Thing::DropRules,
         Thing::NftTables,
         Thing::IptablesChains,
     ] {

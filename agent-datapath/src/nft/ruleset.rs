@@ -1,5 +1,5 @@
 //! The table `ip agent_network`: the masquerade for services, and a second lock behind what controls the pods, in both
-//! modes; what only one mode needs is there in that mode, or while a node goes from one to the other.
+//! modes (`bridge_filter` is the third); what only one mode needs is there in that mode, or while a node goes from one to the other.
 //!
 //! An `accept` here ends only our own chain; a `drop` is final. So whatever kube-proxy, a firewall or another agent
 //! accept, what these rules refuse stays refused.
@@ -54,10 +54,8 @@ pub fn table(node: &NodeNetwork, parts: Parts) -> Table {
         input(node, parts),
         forward(node),
         postrouting(node),
+        marking(node, parts),
     ];
-    if parts.ebpf {
-        chains.push(to_the_proxy_on_the_gateway(node));
-    }
     if parts.compat && parts.early {
         chains.push(redirect(node));
     }
@@ -158,13 +156,21 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
 /// The program can't tell an answer to the node from what follows on a connection that the pod opened to the gateway, and
 /// lets both pass unmarked. Connection tracking knows the former, translated ones too; it never saw the latter's first
 /// packet, and their sockets are the proxy's, the only transparent ones.
-fn to_the_proxy_on_the_gateway(node: &NodeNetwork) -> Chain {
-    base(
-        "mangle_prerouting",
-        ChainKind::Filter,
-        Hook::Prerouting,
-        PRIORITY_MANGLE,
-        vec![rule(
+///
+/// Answers are marked for the bridge's filter, before their destination is translated back.
+fn marking(node: &NodeNetwork, parts: Parts) -> Chain {
+    let mut rules = vec![rule(
+        "answers to the node",
+        [
+            from_pods(node),
+            to_gateway(node),
+            protocol(TCP),
+            known_connection(),
+            mark(node.answer()),
+        ],
+    )];
+    if parts.ebpf {
+        rules.push(rule(
             "what follows on a connection of the proxy's to the gateway",
             [
                 from_pods(node),
@@ -174,7 +180,14 @@ fn to_the_proxy_on_the_gateway(node: &NodeNetwork) -> Chain {
                 transparent_socket(),
                 mark(node.proxy),
             ],
-        )],
+        ));
+    }
+    base(
+        "mangle_prerouting",
+        ChainKind::Filter,
+        Hook::Prerouting,
+        PRIORITY_MANGLE,
+        rules,
     )
 }
 

@@ -78,6 +78,7 @@ const EXPECTED: &str = r#"table ip agent_network {
 
 	chain mangle_prerouting {
 		type filter hook prerouting priority mangle; policy accept;
+		iifname "agentcni0" ip daddr 169.254.9.1 meta l4proto tcp ct state established,related meta mark set meta mark & 0xfbffffff | 0x0b000000 comment "answers to the node"
 		iifname "agentcni0" ip daddr 169.254.9.1 meta l4proto tcp ct state ! established,related socket transparent 1 meta mark set meta mark & 0xfaffffff | 0x0a000000 comment "what follows on a connection of the proxy's to the gateway"
 	}
 }

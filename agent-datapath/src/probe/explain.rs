@@ -33,7 +33,7 @@ pub(super) fn explain(feature: FeatureName, errno: Option<i32>, around: &Surroun
             FeatureName::NodeNetwork | FeatureName::CompatRules | FeatureName::BridgeTable,
             Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENOENT),
         ) => {
-            "the kernel needs bridges, veth and nf_tables with nat, ct and the bridge family, built in or as modules".into()
+            "the kernel needs bridges, veth, traffic control with clsact and bpf (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF) and nf_tables with nat, ct and the bridge family, built in or as modules".into()
         }
         (_, Some(libc::EROFS)) => {
             "a file system is mounted read-only: this needs a privileged container, or the node itself".into()

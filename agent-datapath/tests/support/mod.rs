@@ -22,7 +22,12 @@ use agent_datapath::{
 };
 use agent_ebpf_common::testing;
 use aya::util::KernelVersion;
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::socket::{
+        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrLike, sendto, socket,
+    },
+};
 
 /// Runs a test in a network namespace of its own, on a thread that ends with it.
 ///
@@ -138,4 +143,46 @@ pub(crate) fn expected_kind() -> AttachKind {
     } else {
         AttachKind::Clsact
     }
+}
+
+/// A socket that sends whole frames.
+pub(crate) fn packet_socket() -> std::os::fd::OwnedFd {
+    socket(
+        AddressFamily::Packet,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .unwrap()
+}
+
+/// Sends a frame out of an interface of the calling thread's network namespace.
+#[expect(
+    unsafe_code,
+    reason = "nix has no constructor for a packet socket's address"
+)]
+pub(crate) fn send(socket: &std::os::fd::OwnedFd, ifname: &str, frame: &[u8]) {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: 0,
+        sll_ifindex: index_of(ifname) as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: the pointer is to a whole `sockaddr_ll` that says so by its family, and the length is its own.
+    let address = unsafe {
+        LinkAddr::from_raw(
+            (&raw const address).cast(),
+            Some(size_of::<libc::sockaddr_ll>() as u32),
+        )
+    };
+    let sent = sendto(
+        std::os::fd::AsRawFd::as_raw_fd(socket),
+        frame,
+        &address.unwrap(),
+        MsgFlags::empty(),
+    );
+    assert_eq!(sent.unwrap(), frame.len());
 }

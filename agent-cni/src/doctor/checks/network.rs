@@ -38,16 +38,31 @@ pub(super) fn bridge(facts: &Facts) -> Finding {
     check.finish(address)
 }
 
-/// The rule and the route that make the proxy's packets local.
-pub(super) fn policy_route(facts: &Facts) -> Finding {
-    let mut check = Check::new("policy-route");
-    if is_compat(facts) {
-        return check.finish("not needed in mode iptables-compat");
-    }
-    if let Err(why) = &facts.network.policy_route {
+/// The filter at the bridge's ingress.
+pub(super) fn bridge_filter(facts: &Facts) -> Finding {
+    let mut check = Check::new("bridge-filter");
+    if let Err(why) = &facts.network.bridge_filter {
         check.fail(why, SETUP);
     }
-    check.finish("marked packets go to the proxy")
+    check.finish("the bridge drops what has no mark")
+}
+
+/// The rule and the route that make the proxy's packets local, where the node's mode has them, and the rules that let
+/// nothing be routed out.
+pub(super) fn policy_route(facts: &Facts) -> Finding {
+    let mut check = Check::new("policy-route");
+    if !is_compat(facts)
+        && let Err(why) = &facts.network.policy_route
+    {
+        check.fail(why, SETUP);
+    }
+    if let Err(why) = &facts.network.drop_rules {
+        check.fail(why, SETUP);
+    }
+    check.finish(match is_compat(facts) {
+        true => "what is not redirected or translated is dropped",
+        false => "marked packets go to the proxy, and what nobody translates is dropped",
+    })
 }
 
 /// Our nftables table.

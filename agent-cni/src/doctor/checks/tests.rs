@@ -108,7 +108,9 @@ fn healthy() -> Facts {
         },
         network: Network {
             bridge: Ok(3),
+            bridge_filter: Ok(()),
             policy_route: Ok(()),
+            drop_rules: Ok(()),
             nftables: Ok(()),
             iptables_rules: Ok(()),
             iptables: Ok(choice(false)),
@@ -290,7 +292,9 @@ fn what_cannot_be_looked_at_is_never_fine() {
     facts.cni.confs = Err(why());
     facts.network = Network {
         bridge: Err(why()),
+        bridge_filter: Err(why()),
         policy_route: Err(why()),
+        drop_rules: Err(why()),
         nftables: Err(why()),
         iptables_rules: Err(why()),
         iptables: Err(why()),

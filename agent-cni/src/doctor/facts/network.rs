@@ -2,7 +2,7 @@
 
 use agent_core::{attachment::Mode, node::BRIDGE};
 use agent_datapath::{
-    bridge, iptables, link,
+    bridge, bridge_filter, iptables, link,
     network::{self, NodeNetwork},
     routing,
     rtnl::Rtnl,
@@ -18,8 +18,12 @@ use crate::{doctor::check::Seen, netconf::NetConf, state::StateDir};
 pub(crate) struct Network {
     /// The bridge's ifindex when it is right.
     pub(crate) bridge: Seen<u32>,
+    /// Whether the bridge's filter drops what has no mark.
+    pub(crate) bridge_filter: Seen<()>,
     /// Whether marked packets are made local.
     pub(crate) policy_route: Seen<()>,
+    /// Whether what may not be routed out is dropped.
+    pub(crate) drop_rules: Seen<()>,
     /// Whether our nftables table is as it should be.
     pub(crate) nftables: Seen<()>,
     /// Whether our iptables rules are as they should be; of use in mode iptables-compat only.
@@ -65,7 +69,9 @@ impl Network {
             },
             Ok(wanted) => Self {
                 bridge: seen(bridge::check(rtnl, &wanted.bridge).await),
+                bridge_filter: seen(bridge_filter::check_by_name(rtnl, &wanted).await),
                 policy_route: seen(wanted.policy_route().check(rtnl).await),
+                drop_rules: seen(wanted.drop_rules().check(rtnl).await),
                 nftables: seen(network::check_table(&wanted)),
                 iptables_rules: match wanted.mode {
                     Mode::Ebpf => Ok(()),
@@ -84,7 +90,9 @@ impl Network {
     fn unseen(why: &str) -> Self {
         Self {
             bridge: Err(why.to_owned()),
+            bridge_filter: Err(why.to_owned()),
             policy_route: Err(why.to_owned()),
+            drop_rules: Err(why.to_owned()),
             nftables: Err(why.to_owned()),
             iptables_rules: Err(why.to_owned()),
             iptables: Err(why.to_owned()),

@@ -211,10 +211,25 @@ pub(super) const CASES: &[Case] = &[
         "no interface",
     ),
     (
+        |f| {
+            f.network.bridge_filter =
+                Err("the filter at the ingress of agentcni0 is missing".into());
+        },
+        "bridge-filter",
+        Level::Fail,
+        "ingress of agentcni0 is missing",
+    ),
+    (
         |f| f.network.policy_route = Err("missing".into()),
         "policy-route",
         Level::Fail,
         "missing",
+    ),
+    (
+        |f| f.network.drop_rules = Err("a policy rule that drops is missing".into()),
+        "policy-route",
+        Level::Fail,
+        "drops is missing",
     ),
     (
         |f| f.network.nftables = Err("missing".into()),
