@@ -154,7 +154,9 @@ const NODES: &[(&str, &str, &[&str], Fast)] = &[
             "a_service_by_ipvs_is_no_way_out_to_the_node_to_a_pod_or_to_a_sensitive_range",
             "what_is_for_the_proxy_gets_there_and_nowhere_else_though_ipvs_serves_its_address",
         ],
-        Fast::All,
+        Fast::Only(&[
+            "what_is_for_the_proxy_gets_there_and_nowhere_else_though_ipvs_serves_its_address",
+        ]),
     ),
     (
         "restart",
