@@ -18,8 +18,10 @@ mod outcome;
 mod scenarios;
 mod table;
 mod vm;
+mod work;
 
 use kernels::{Kernel, Series};
+use outcome::Outcome;
 use scenarios::Scenario;
 use table::Row;
 
@@ -34,7 +36,7 @@ pub(crate) struct Options {
     /// Kernel series of Debian, comma separated; `newest` is the newest in any suite
     #[arg(long, value_name = "LIST")]
     kernels: Option<String>,
-    /// The oldest kernel and one other, and the scenarios that tell most per second
+    /// 5.10 and 6.12, and the scenarios that tell most per second: what `cargo xtask test` ends with
     #[arg(long)]
     fast: bool,
     /// Only scenarios whose name contains this
@@ -53,6 +55,22 @@ pub(crate) fn kernel_matrix(options: &Options) -> Result<()> {
     setup::for_kernel_matrix()?;
     let programs = build::programs_and_tests()?;
     run_in(&programs, options)
+}
+
+/// The short form, with programs that are built already.
+///
+/// # Errors
+/// As [`kernel_matrix`].
+pub(crate) fn short(programs: &std::path::Path) -> Result<()> {
+    run_in(
+        programs,
+        &Options {
+            kernels: None,
+            fast: true,
+            only: None,
+            update: false,
+        },
+    )
 }
 
 fn run_in(programs: &std::path::Path, options: &Options) -> Result<()> {
@@ -81,16 +99,18 @@ fn run_in(programs: &std::path::Path, options: &Options) -> Result<()> {
     if scenarios.is_empty() {
         bail!("no scenario has that name; without --only all are run");
     }
+    work::remove_abandoned(&setup::cache()?)?;
     let tests = test_programs()?;
     let kernels = kernels::obtain(&series, options.update)?;
-    // a guest keeps one processor busy most of the time
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    // a guest keeps one processor busy most of the time; two that share one wait for each other's locks
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut rows = Vec::new();
-    for kernels in kernels.chunks(at_once) {
+    for kernels in kernels.chunks(processors) {
+        let each = (processors / kernels.len()).clamp(1, 2);
         let ended: Vec<Result<Vec<Row>>> = std::thread::scope(|scope| {
             let machines: Vec<_> = kernels
                 .iter()
-                .map(|kernel| scope.spawn(|| on_kernel(kernel, &scenarios, programs, &tests)))
+                .map(|kernel| scope.spawn(|| on_kernel(kernel, each, &scenarios, programs, &tests)))
                 .collect();
             machines
                 .into_iter()
@@ -115,6 +135,7 @@ fn run_in(programs: &std::path::Path, options: &Options) -> Result<()> {
 
 fn on_kernel(
     kernel: &Kernel,
+    processors: usize,
     scenarios: &[Scenario],
     programs: &std::path::Path,
     tests: &TestPrograms,
@@ -122,40 +143,60 @@ fn on_kernel(
     println!("xtask: booting {}", kernel.release);
     let start = Instant::now();
     let script = guest::script(kernel, scenarios, programs, tests)?;
-    let progress = |line: &str| {
-        if let Some(text) = outcome::progress(line, scenarios) {
+    let progress = |lines: &[String]| {
+        let last = lines.last().map_or("", String::as_str);
+        if let Some(text) = outcome::progress(last, scenarios) {
             println!("xtask: {}: {text}", kernel.release);
         }
+        if let Some(index) = outcome::ended(last)
+            && let Some(scenario) = scenarios.get(index)
+        {
+            tell(kernel, scenario, &outcome::of(index, scenario, lines, ""));
+        }
     };
-    let heard = vm::run(kernel, &script, guest::limit(scenarios), &progress)?;
+    let limit = guest::limit(scenarios);
+    let heard = vm::run(kernel, &script, processors, limit, &progress)?;
     println!(
         "xtask: {} took {} s",
         kernel.release,
         start.elapsed().as_secs()
     );
-    Ok(scenarios
-        .iter()
-        .enumerate()
-        .map(|(index, scenario)| {
-            let outcome = outcome::of(index, scenario, &heard);
-            if let Err(why) = &outcome.verdict {
-                println!(
-                    "\n--- {} {} on {}: {why}\n{}",
-                    scenario.mode.as_str(),
-                    scenario.name,
-                    kernel.release,
-                    outcome.output
-                );
+    let chosen = Row::of_probe(&kernel.release, heard.chosen());
+    if !chosen.passed() {
+        println!(
+            "\n--- agent-cni probe on {}:\n{}",
+            kernel.release,
+            heard.probe().join("\n")
+        );
+    }
+    let of_scenarios = scenarios.iter().enumerate().map(|(index, scenario)| {
+        let outcome = outcome::of(index, scenario, &heard.lines, &heard.console);
+        let ended = |line: &String| outcome::ended(line) == Some(index);
+        if !heard.lines.iter().any(ended) {
+            tell(kernel, scenario, &outcome);
+        }
+        let mode = match (scenario.mode, heard.chosen()) {
+            (scenarios::Mode::Auto, Some(chosen)) => {
+                format!("auto: {}", chosen.split(':').next().unwrap_or(chosen))
             }
-            let mode = match (scenario.mode, heard.chosen()) {
-                (scenarios::Mode::Auto, Some(chosen)) => {
-                    format!("auto: {}", chosen.split(':').next().unwrap_or(chosen))
-                }
-                (mode, _) => mode.as_str().to_owned(),
-            };
-            Row::new(&kernel.release, mode, scenario, outcome)
-        })
-        .collect())
+            (mode, _) => mode.as_str().to_owned(),
+        };
+        Row::new(&kernel.release, mode, scenario, outcome)
+    });
+    Ok(std::iter::once(chosen).chain(of_scenarios).collect())
+}
+
+/// Prints what a scenario that failed had to say.
+fn tell(kernel: &Kernel, scenario: &Scenario, outcome: &Outcome) {
+    if let Err(why) = &outcome.verdict {
+        println!(
+            "\n--- {} {} on {}: {why}\n{}",
+            scenario.mode.as_str(),
+            scenario.name,
+            kernel.release,
+            outcome.output
+        );
+    }
 }
 
 /// The test programs by package and target, as cargo has built them.

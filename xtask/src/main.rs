@@ -34,7 +34,7 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Run all checks, all tests and the demo, as root; with a filter only the tests that it names
+    /// Run all checks, all tests, the demo and the short kernel matrix, as root; with a filter only the tests that it names
     Test {
         /// Arguments for nextest, for example `-E 'test(dns)'`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -64,7 +64,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { filter } => test::test(&filter),
         Task::KernelMatrix(options) => kernel_matrix::kernel_matrix(&options),
         Task::Check => check::all(),
-        Task::Setup => setup::for_tests(),
+        Task::Setup => setup::for_tests(true),
     }
 }
 

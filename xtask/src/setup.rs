@@ -83,14 +83,18 @@ pub(crate) fn for_demo() -> Result<()> {
     programs(FOR_THE_DEMO, &["python3-requests"])
 }
 
-/// Installs what the tests need.
+/// Installs what the tests need, those in emulated machines too when `all` are to run.
 ///
 /// # Errors
 /// As [`for_demo`].
-pub(crate) fn for_tests() -> Result<()> {
-    require_linux_root()?;
-    let needs: Vec<Need> = FOR_THE_DEMO.iter().chain(FOR_THE_TESTS).copied().collect();
-    programs(&needs, &["python3-requests"])?;
+pub(crate) fn for_tests(all: bool) -> Result<()> {
+    if all {
+        for_kernel_matrix()?;
+    } else {
+        require_linux_root()?;
+        let needs: Vec<Need> = FOR_THE_DEMO.iter().chain(FOR_THE_TESTS).copied().collect();
+        programs(&needs, &["python3-requests"])?;
+    }
     require_go()
 }
 

@@ -5,14 +5,15 @@ use std::process::{Child, Command};
 
 use anyhow::{Context, Result};
 
-use crate::{build, cargo, check, demo, run, setup};
+use crate::{build, cargo, check, demo, kernel_matrix, run, setup};
 
-/// Sets up, checks, builds, tests and runs the demo; `filter` goes to nextest and leaves out the checks and the demo.
+/// Sets up, checks, builds, tests, runs the demo and boots other kernels; `filter` goes to nextest and leaves out all
+/// but the tests.
 ///
 /// # Errors
 /// At the first thing that doesn't hold.
 pub(crate) fn test(filter: &[String]) -> Result<()> {
-    setup::for_tests()?;
+    setup::for_tests(filter.is_empty())?;
     let cluster = ClusterPrograms::start()?;
     let programs = build::programs_and_tests()?;
     if filter.is_empty() {
@@ -24,6 +25,7 @@ pub(crate) fn test(filter: &[String]) -> Result<()> {
         nextest(&IN_COMPAT.map(str::to_owned), Some("iptables-compat"))?;
         budgets()?;
         demo::show(&programs, false)?;
+        kernel_matrix::short(&programs)?;
     }
     Ok(())
 }

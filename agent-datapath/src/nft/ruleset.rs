@@ -20,6 +20,8 @@ const PRIORITY_MANGLE: i32 = -150;
 const PRIORITY_FILTER: i32 = 0;
 /// `NF_IP_PRI_NAT_SRC`.
 const PRIORITY_SOURCE_NAT: i32 = 100;
+/// While a pod's packet still has the pod's address.
+const PRIORITY_BEFORE_SOURCE_NAT: i32 = 99;
 /// After IPVS, which takes a service's packets out of the input hook at 98 and 99 (`net/netfilter/ipvs/ip_vs_core.c`):
 /// what it left is for the node itself.
 const PRIORITY_AFTER_IPVS: i32 = 101;
@@ -30,6 +32,8 @@ const PRIORITY_BEFORE_DESTINATION_NAT: i32 = -101;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const DNS_PORT: u16 = 53;
+/// `RTN_LOCAL`.
+const LOCAL: u32 = 2;
 /// `RTN_BROADCAST`.
 const BROADCAST: u32 = 3;
 /// `IPS_DST_NAT`.
@@ -53,9 +57,13 @@ pub fn table(node: &NodeNetwork, parts: Parts) -> Table {
         prerouting(node, parts),
         input(node, parts),
         forward(node),
+        sent_by_ipvs(node),
         postrouting(node),
         marking(node, parts),
     ];
+    if parts.ebpf {
+        chains.push(past_ipvs(node));
+    }
     if parts.compat && parts.early {
         chains.push(redirect(node));
     }
@@ -95,7 +103,7 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
         // addresses are one depends on the node's networks, so the pod's program cannot know.
         rule(
             "no broadcast reaches the node's servers",
-            [from_pods(node), to_broadcast(), refuse()],
+            [from_pods(node), destination_is(BROADCAST), refuse()],
         ),
     ];
     if parts.compat {
@@ -113,6 +121,16 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
         ));
     }
     if parts.ebpf {
+        rules.extend([UDP, TCP].map(|number| {
+            rule(
+                "DNS to an address of the node is translated below",
+                [
+                    dns_to_the_node(node, number),
+                    not_to_gateway(node),
+                    vec![Expr::Accept],
+                ],
+            )
+        }));
         rules.push(rule(
             "the proxy's packets keep their destination",
             [from_pods(node), marked(node.proxy), vec![Expr::Notrack]],
@@ -188,6 +206,33 @@ fn marking(node: &NodeNetwork, parts: Parts) -> Chain {
         Hook::Prerouting,
         PRIORITY_MANGLE,
         rules,
+    )
+}
+
+/// IPVS gives every Service's address to the node and takes its packets out of the input hook, before the socket look-up
+/// where the dispatch program is: queries to the cluster's DNS Service would go to its servers. On the gateway, where no
+/// Service is, they reach the proxy, and connection tracking gives the answers the address that was asked.
+fn past_ipvs(node: &NodeNetwork) -> Chain {
+    base(
+        "past_ipvs",
+        ChainKind::Nat,
+        Hook::Prerouting,
+        PRIORITY_BEFORE_DESTINATION_NAT,
+        [UDP, TCP]
+            .map(|number| {
+                rule(
+                    "DNS to an address of the node, to the proxy on the gateway",
+                    [
+                        dns_to_the_node(node, number),
+                        vec![
+                            Expr::COUNTER,
+                            Expr::Put(DNS_PORT.to_be_bytes().to_vec()),
+                            Expr::Redirect,
+                        ],
+                    ],
+                )
+            })
+            .into(),
     )
 }
 
@@ -330,6 +375,36 @@ fn forward(node: &NodeNetwork) -> Chain {
     )
 }
 
+/// Once more where IPVS can't be past it: what it takes out of the input hook it sends from the output hook, and
+/// nothing of that is forwarded. Its packets have no input interface on every kernel; they still have the pod's address.
+fn sent_by_ipvs(node: &NodeNetwork) -> Chain {
+    let service = || [from(node.bridge.address), marked(node.service)].concat();
+    let mut rules = vec![
+        // a node port, an external address: virtual servers as well, and never past the proxy
+        rule(
+            "what is for the proxy goes nowhere else",
+            [from(node.bridge.address), marked(node.proxy), refuse()],
+        ),
+        rule(
+            "no service is a way around the proxy to another pod",
+            [service(), to_pods(node), refuse()],
+        ),
+    ];
+    rules.extend(sensitive().map(|range| {
+        rule(
+            "no service is a way to a sensitive range",
+            [service(), to(range), refuse()],
+        )
+    }));
+    base(
+        "sent_by_ipvs",
+        ChainKind::Filter,
+        Hook::Postrouting,
+        PRIORITY_BEFORE_SOURCE_NAT,
+        rules,
+    )
+}
+
 fn postrouting(node: &NodeNetwork) -> Chain {
     base(
         "postrouting",
@@ -425,6 +500,25 @@ fn to_gateway(node: &NodeNetwork) -> Vec<Expr> {
     ]
 }
 
+fn not_to_gateway(node: &NodeNetwork) -> Vec<Expr> {
+    vec![
+        Expr::DESTINATION_ADDRESS,
+        Expr::NotEqual(node.bridge.address.addr().octets().to_vec()),
+    ]
+}
+
+/// Queries to an address that is the node's own, by whatever interface it has it.
+fn dns_to_the_node(node: &NodeNetwork, number: u8) -> Vec<Expr> {
+    [
+        from_pods(node),
+        marked(node.proxy),
+        protocol(number),
+        port(DNS_PORT),
+        destination_is(LOCAL),
+    ]
+    .concat()
+}
+
 fn protocol(number: u8) -> Vec<Expr> {
     vec![Expr::Meta(Meta::Protocol), Expr::Equal(vec![number])]
 }
@@ -436,10 +530,10 @@ fn port(number: u16) -> Vec<Expr> {
     ]
 }
 
-fn to_broadcast() -> Vec<Expr> {
+fn destination_is(kind: u32) -> Vec<Expr> {
     vec![
         Expr::DestinationType,
-        Expr::Equal(BROADCAST.to_ne_bytes().to_vec()),
+        Expr::Equal(kind.to_ne_bytes().to_vec()),
     ]
 }
 

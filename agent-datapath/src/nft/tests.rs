@@ -49,6 +49,8 @@ const EXPECTED: &str = r#"table ip agent_network {
 		type filter hook prerouting priority raw; policy accept;
 		ip saddr 169.254.9.0/24 iifname != "agentcni0" iifname != "lo" counter drop comment "nobody but a pod has a pod's address"
 		iifname "agentcni0" fib daddr type broadcast counter drop comment "no broadcast reaches the node's servers"
+		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 udp dport 53 fib daddr type local ip daddr != 169.254.9.1 accept comment "DNS to an address of the node is translated below"
+		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 tcp dport 53 fib daddr type local ip daddr != 169.254.9.1 accept comment "DNS to an address of the node is translated below"
 		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 notrack comment "the proxy's packets keep their destination"
 	}
 
@@ -71,6 +73,14 @@ const EXPECTED: &str = r#"table ip agent_network {
 		oifname "agentcni0" counter drop comment "nothing else through the node to a pod"
 	}
 
+	chain sent_by_ipvs {
+		type filter hook postrouting priority srcnat - 1; policy accept;
+		ip saddr 169.254.9.0/24 meta mark & 0x0f000000 == 0x0a000000 counter drop comment "what is for the proxy goes nowhere else"
+		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 oifname "agentcni0" counter drop comment "no service is a way around the proxy to another pod"
+		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 ip daddr 169.254.169.254 counter drop comment "no service is a way to a sensitive range"
+		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 ip daddr 100.64.0.0/10 counter drop comment "no service is a way to a sensitive range"
+	}
+
 	chain postrouting {
 		type nat hook postrouting priority srcnat; policy accept;
 		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 counter masquerade fully-random comment "to a service's backend with the node's address"
@@ -80,6 +90,12 @@ const EXPECTED: &str = r#"table ip agent_network {
 		type filter hook prerouting priority mangle; policy accept;
 		iifname "agentcni0" ip daddr 169.254.9.1 meta l4proto tcp ct state established,related meta mark set meta mark & 0xfbffffff | 0x0b000000 comment "answers to the node"
 		iifname "agentcni0" ip daddr 169.254.9.1 meta l4proto tcp ct state ! established,related socket transparent 1 meta mark set meta mark & 0xfaffffff | 0x0a000000 comment "what follows on a connection of the proxy's to the gateway"
+	}
+
+	chain past_ipvs {
+		type nat hook prerouting priority dstnat - 1; policy accept;
+		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 udp dport 53 fib daddr type local counter redirect to :53 comment "DNS to an address of the node, to the proxy on the gateway"
+		iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 tcp dport 53 fib daddr type local counter redirect to :53 comment "DNS to an address of the node, to the proxy on the gateway"
 	}
 }
 "#;

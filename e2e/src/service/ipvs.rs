@@ -5,13 +5,17 @@ use std::net::Ipv4Addr;
 
 use anyhow::Result;
 
-use crate::addresses::{SERVICE_BACKEND, SERVICE_IP};
+use crate::addresses::{CLUSTER_DNS, DNS_SERVER, NODE, SERVICE_BACKEND, SERVICE_IP};
 use crate::place::Place;
 
 /// A Service that has no endpoints.
 pub const EMPTY_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 81);
 /// A Service whose endpoint was written by hand; see [`Ipvs::serve`].
 pub const ODD_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 82);
+/// A load balancer's address, which is in no Service CIDR; its packets are the proxy's.
+pub const BALANCER_IP: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 90);
+/// A Service's port on every address of the node; the proxy's as well.
+pub const NODE_PORT: u16 = 30_080;
 
 /// Replaces what the iptables mode had installed, as kube-proxy does when its mode is changed.
 const SCRIPT: &str = r#"
@@ -23,6 +27,18 @@ sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
 ipvsadm --clear
 sysctl -qw net.ipv4.vs.conntrack=1 net.ipv4.vs.conn_reuse_mode=0 net.ipv4.vs.expire_nodest_conn=1
 ipset create KUBE-CLUSTER-IP hash:ip,port
+ipset create KUBE-LOAD-BALANCER hash:ip,port
+ipset create KUBE-NODE-PORT-TCP bitmap:port range 0-65535
+ipset add KUBE-LOAD-BALANCER $BALANCER,tcp:80
+ipset add KUBE-NODE-PORT-TCP $NODE_PORT
+ip addr add $BALANCER/32 dev kube-ipvs0
+ip addr add $DNS/32 dev kube-ipvs0
+for a in $BALANCER:80 $NODE:$NODE_PORT; do ipvsadm -A -t $a -s rr; ipvsadm -a -t $a -r $BACKEND:8080 -m; done
+for p in tcp udp; do
+  ipset add KUBE-CLUSTER-IP $DNS,$p:53
+  ipvsadm -A --$p-service $DNS:53 -s rr
+  ipvsadm -a --$p-service $DNS:53 -r $DNS_SERVER:53 -m
+done
 for a in $VIPS; do ipset add KUBE-CLUSTER-IP $a,tcp:80; ipvsadm -A -t $a:80 -s rr; done
 ipset add KUBE-CLUSTER-IP $SERVICE,udp:9999
 ipvsadm -A -u $SERVICE:9999 -s rr
@@ -31,9 +47,14 @@ ipvsadm -a -u $SERVICE:9999 -r $BACKEND:9999 -m
 iptables-restore -w --noflush <<RULES
 *nat
 :KUBE-NODE-PORT -
+:KUBE-LOAD-BALANCER -
+-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP src,dst -j KUBE-MARK-MASQ
 -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
 -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j ACCEPT
+-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-NODE-PORT-TCP dst -j KUBE-MARK-MASQ
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
 -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
 -A KUBE-POSTROUTING -j MARK --xor-mark 0x4000
 -A KUBE-POSTROUTING -j MASQUERADE --random-fully
@@ -63,6 +84,11 @@ impl Ipvs {
             ("VIPS", vips.as_str()),
             ("SERVICE", &SERVICE_IP.to_string()),
             ("BACKEND", &SERVICE_BACKEND.to_string()),
+            ("DNS", &CLUSTER_DNS.to_string()),
+            ("DNS_SERVER", &DNS_SERVER.to_string()),
+            ("BALANCER", &BALANCER_IP.to_string()),
+            ("NODE", &NODE.to_string()),
+            ("NODE_PORT", &NODE_PORT.to_string()),
         ];
         node.run_with(&["bash", "-c", SCRIPT], &env, b"", 120)?
             .success()?;

@@ -19,12 +19,18 @@ echo "@up $(cut -d' ' -f1 /proc/uptime) $(uname -r)"
 
 # scenario INDEX SECONDS MODE COMMAND...
 scenario() {
-  local index=$1 limit=$2 mode=$3 rc start=$SECONDS
+  local index=$1 limit=$2 mode=$3 program rc start=$SECONDS
   shift 3
   echo "@begin $index"
-  (cd /tmp && AGENT_NETWORK_TEST_MODE=$mode timeout -k 10 "$limit" "$@") > /run/output 2>&1
+  (cd /tmp && AGENT_NETWORK_TEST_MODE=$mode exec timeout -k 10 "$limit" "$@") > /run/output 2>&1 &
+  program=$!
+  # whoever waits sees each test end; not by a pipe, which a process that a test left behind would hold open
+  tail -n +1 -s 0.5 -f --pid=$program /run/output | grep --line-buffered '^test .* \.\.\. ' &
+  wait $!
+  wait $program
   rc=$?
-  if [ $rc = 0 ]; then grep '^test result:' /run/output; else tail -c 30000 /run/output; fi
+  echo "@output $index"
+  if [ $rc = 0 ]; then grep '^test result:' /run/output; else tail -c 30000 /run/output; fi | sed 's/^/ /'
   echo
   echo "@end $index $rc $((SECONDS - start))"
 }

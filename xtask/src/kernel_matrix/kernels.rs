@@ -1,6 +1,7 @@
 //! Debian's packaged kernels, unpacked into the cache and never installed.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -19,6 +20,12 @@ const SUITES: &[&str] = &[
     "trixie",
     "trixie-backports",
 ];
+/// The one suite that has a series' newest release; other series are looked for in all of them.
+const HOMES: &[(Series, &str)] = &[
+    (Series::Of(5, 10), "bullseye"),
+    (Series::Of(6, 1), "bookworm"),
+    (Series::Of(6, 12), "trixie"),
+];
 /// The flavour for virtual machines: the smallest package with the same network code.
 const FLAVOUR: &str = "-cloud-amd64";
 
@@ -29,6 +36,16 @@ pub(super) enum Series {
     Of(u64, u64),
     /// The newest of all.
     Newest,
+}
+
+impl Series {
+    /// The suites to look in. An index is ten megabytes.
+    fn suites(&self) -> &'static [&'static str] {
+        HOMES
+            .iter()
+            .find(|(series, _)| series == self)
+            .map_or(SUITES, |(_, suite)| std::slice::from_ref(suite))
+    }
 }
 
 impl FromStr for Series {
@@ -74,30 +91,41 @@ pub(super) fn obtain(wanted: &[Series], update: bool) -> Result<Vec<Kernel>> {
         let release = fs::read_to_string(cache.join(format!("{series}.release"))).ok()?;
         unpacked(&cache, release.trim()).ok()
     };
-    let mut apt = None;
+    let missing: Vec<&Series> = wanted
+        .iter()
+        .filter(|series| update || cached(series).is_none())
+        .collect();
+    if !missing.is_empty() {
+        let suites: BTreeSet<&str> = missing
+            .iter()
+            .flat_map(|series| series.suites())
+            .copied()
+            .collect();
+        let suites = Vec::from_iter(suites);
+        println!("xtask: Debian's kernels of {}", suites.join(", "));
+        let apt = Apt::new(&cache.join("apt"), &suites)?;
+        for series in missing {
+            fetch(&apt, &cache, series)?;
+        }
+    }
     let mut kernels = Vec::new();
     for series in wanted {
-        if let Some(kernel) = cached(series).filter(|_| !update) {
-            kernels.push(kernel);
-            continue;
-        }
-        let apt = match &apt {
-            Some(apt) => apt,
-            None => apt.insert(Apt::new(&cache.join("apt"), SUITES)?),
-        };
-        kernels.push(fetch(apt, &cache, series)?);
+        kernels.push(
+            cached(series)
+                .with_context(|| format!("kernel {series} is not in {}", cache.display()))?,
+        );
     }
     // the newest may be one of the others
     kernels.dedup_by(|a, b| a.release == b.release);
     Ok(kernels)
 }
 
-fn fetch(apt: &Apt, cache: &Path, series: &Series) -> Result<Kernel> {
+fn fetch(apt: &Apt, cache: &Path, series: &Series) -> Result<()> {
     let names = apt.names("linux-image-")?;
     let release = newest(&names, series).with_context(|| {
         format!(
             "Debian has no kernel {series} in {}; others are in `apt-cache search linux-image`",
-            SUITES.join(", ")
+            series.suites().join(", ")
         )
     })?;
     if unpacked(cache, &release).is_err() {
@@ -105,7 +133,7 @@ fn fetch(apt: &Apt, cache: &Path, series: &Series) -> Result<Kernel> {
         unpack(apt, cache, &release)?;
     }
     fs::write(cache.join(format!("{series}.release")), &release)?;
-    unpacked(cache, &release)
+    Ok(())
 }
 
 /// The newest release of a series among package names.
@@ -211,6 +239,14 @@ mod tests {
             assert_eq!(found.as_deref(), Some(wanted), "{series}");
         }
         assert_eq!(newest(&names, &Series::Of(5, 1)), None);
+    }
+
+    #[test]
+    fn a_series_with_a_home_is_looked_for_nowhere_else() {
+        assert_eq!(Series::Of(5, 10).suites(), ["bullseye"]);
+        assert_eq!(Series::Of(6, 18).suites(), SUITES);
+        assert_eq!(Series::Newest.suites(), SUITES);
+        assert!(HOMES.iter().all(|(_, home)| SUITES.contains(home)));
     }
 
     #[test]

@@ -11,16 +11,19 @@ pub(super) struct Heard {
 
 impl Heard {
     /// What `agent-cni probe` said: the lines between two marks.
+    pub(super) fn probe(&self) -> Vec<&str> {
+        let from = self.lines.iter().skip_while(|line| *line != "@chose");
+        from.skip(1)
+            .take_while(|line| *line != "@chosen")
+            .map(String::as_str)
+            .collect()
+    }
+
+    /// The mode that it chose, and why.
     pub(super) fn chosen(&self) -> Option<&str> {
-        let between = self
-            .lines
-            .iter()
-            .skip_while(|line| *line != "@chose")
-            .skip(1)
-            .take_while(|line| *line != "@chosen");
-        between
-            .filter_map(|line| line.strip_prefix("auto chooses "))
-            .next()
+        self.probe()
+            .into_iter()
+            .find_map(|line| line.strip_prefix("auto chooses "))
     }
 }
 
@@ -29,7 +32,7 @@ pub(super) fn progress(line: &str, scenarios: &[Scenario]) -> Option<String> {
     let mut words = line.split(' ');
     match words.next()? {
         "@up" => Some(format!("up after {} s", words.next()?)),
-        "auto" => Some(line.to_owned()),
+        "auto" | "test" if !line.starts_with("test result") => Some(line.to_owned()),
         "@end" => {
             let scenario = scenarios.get(words.next()?.parse::<usize>().ok()?)?;
             let result = match words.next()? {
@@ -46,6 +49,12 @@ pub(super) fn progress(line: &str, scenarios: &[Scenario]) -> Option<String> {
     }
 }
 
+/// Which scenario a line says the end of.
+pub(super) fn ended(line: &str) -> Option<usize> {
+    let index = line.strip_prefix("@end ")?.split(' ').next()?;
+    index.parse().ok()
+}
+
 /// How a scenario went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
@@ -60,27 +69,35 @@ pub(super) struct Outcome {
 }
 
 /// Judges a scenario. Nothing counts as passed but a program that ran to its end, with all tests that were asked for.
-pub(super) fn of(index: usize, scenario: &Scenario, heard: &Heard) -> Outcome {
+pub(super) fn of(index: usize, scenario: &Scenario, lines: &[String], console: &str) -> Outcome {
     let begin = format!("@begin {index}");
+    let printed = format!("@output {index}");
     let end = format!("@end {index} ");
-    let Some(from) = heard.lines.iter().position(|line| *line == begin) else {
+    let Some(from) = lines.iter().position(|line| *line == begin) else {
         return Outcome {
             verdict: Err("not run: the guest ended before".into()),
             tests: 0,
             seconds: 0,
-            output: heard.console.clone(),
+            output: console.to_owned(),
         };
     };
-    let rest = &heard.lines[from + 1..];
+    let rest = &lines[from + 1..];
     let Some(length) = rest.iter().position(|line| line.starts_with(&end)) else {
         return Outcome {
             verdict: Err("the guest ended while it ran".into()),
             tests: 0,
             seconds: 0,
-            output: format!("{}\nconsole:\n{}", rest.join("\n"), heard.console),
+            output: format!("{}\nconsole:\n{}", rest.join("\n"), console),
         };
     };
-    let output = rest[..length].join("\n");
+    let output = &rest[..length];
+    // what comes before was for whoever waits; a space tells the one from the other
+    let from = output.iter().position(|line| *line == printed);
+    let output: Vec<&str> = output[from.map_or(0, |at| at + 1)..]
+        .iter()
+        .map(|line| line.strip_prefix(' ').unwrap_or(line))
+        .collect();
+    let output = output.join("\n");
     let mut numbers = rest[length][end.len()..]
         .split(' ')
         .filter_map(|word| word.parse::<u32>().ok());
@@ -148,7 +165,7 @@ mod tests {
             tests,
             ..scenarios::all().remove(0)
         };
-        of(0, &scenario, &heard(text))
+        of(0, &scenario, &heard(text).lines, "Kernel panic")
     }
 
     const GOOD: &str = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 1s";
@@ -186,6 +203,12 @@ mod tests {
     }
 
     #[test]
+    fn the_output_of_a_program_is_not_told_twice() {
+        let text = format!("@begin 0\ntest a ... FAILED\n@output 0\n why\n {GOOD}\n\n@end 0 101 7");
+        assert_eq!(judged(&text, &[]).output, format!("why\n{GOOD}\n"));
+    }
+
+    #[test]
     fn a_guest_that_ends_early_fails_what_it_did_not_finish() {
         let outcome = judged("@up 5 6.1", &[]);
         assert!(outcome.verdict.unwrap_err().contains("not run"));
@@ -205,6 +228,8 @@ mod tests {
         );
         assert_eq!(said("@end 999 0 7"), None);
         assert_eq!(said("test result: ok."), None);
+        let line = "test services_answer ... ok";
+        assert_eq!(said(line).as_deref(), Some(line));
     }
 
     #[test]

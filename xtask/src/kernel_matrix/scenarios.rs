@@ -152,8 +152,11 @@ const NODES: &[(&str, &str, &[&str], Fast)] = &[
         &[
             "services_by_ipvs_are_reached_from_the_nodes_address_and_answer",
             "a_service_by_ipvs_is_no_way_out_to_the_node_to_a_pod_or_to_a_sensitive_range",
+            "what_is_for_the_proxy_gets_there_and_nowhere_else_though_ipvs_serves_its_address",
         ],
-        Fast::Nothing,
+        Fast::Only(&[
+            "what_is_for_the_proxy_gets_there_and_nowhere_else_though_ipvs_serves_its_address",
+        ]),
     ),
     (
         "restart",

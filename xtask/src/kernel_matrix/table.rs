@@ -20,6 +20,27 @@ impl Row {
         }
     }
 
+    /// What `auto` chose on a kernel. All of these have what eBPF needs: another answer is a fault of the probe or of
+    /// the programs, and would leave the rest of the table saying little.
+    pub(super) fn of_probe(kernel: &str, chosen: Option<&str>) -> Row {
+        let (verdict, mode) = match chosen.map(|text| text.split_once(':').unwrap_or((text, ""))) {
+            Some(("ebpf", _)) => (Ok(()), "auto: ebpf".to_owned()),
+            Some((other, why)) => (Err(format!("not ebpf:{why}")), format!("auto: {other}")),
+            None => (Err("not run, or it chose nothing".into()), "auto".into()),
+        };
+        Row {
+            kernel: kernel.to_owned(),
+            mode,
+            scenario: "the choice".into(),
+            outcome: Outcome {
+                tests: u32::from(verdict.is_ok()),
+                verdict,
+                seconds: 0,
+                output: String::new(),
+            },
+        }
+    }
+
     pub(super) fn passed(&self) -> bool {
         self.outcome.verdict.is_ok()
     }
@@ -92,5 +113,16 @@ mod tests {
              | 6.12   | every | probe    | 3     | 12 | FAIL: exit code 101 |\n"
         );
         assert!(rows[0].passed() && !rows[1].passed());
+    }
+
+    #[test]
+    fn a_kernel_on_which_auto_does_not_choose_ebpf_has_failed() {
+        for (chosen, passes) in [
+            (Some("ebpf: everything that it needs works"), true),
+            (Some("iptables-compat: ebpf does not work here"), false),
+            (None, false),
+        ] {
+            assert_eq!(Row::of_probe("6.1", chosen).passed(), passes, "{chosen:?}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
@@ -12,11 +12,18 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{initramfs, kernels::Kernel, outcome::Heard};
+use super::{
+    initramfs,
+    kernels::Kernel,
+    outcome::Heard,
+    work::{ROOT, Work},
+};
 use crate::setup;
 
 /// Enough for a node with its servers, and for what is written over the root.
-const MEMORY: &str = "1536M";
+const MEMORY: &str = "2048M";
+/// All but the first two leave out what costs an emulated machine much and the data path nothing.
+const KERNEL_ARGUMENTS: &str = "console=ttyS0 panic=-1 quiet mitigations=off init_on_alloc=0 no5lvl apparmor=0 audit=0 nokaslr random.trust_cpu=on";
 /// Where Debian keeps it: with QEMU up to bookworm, in a package of its own later.
 const FILE_SERVERS: &[&str] = &["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"];
 
@@ -24,31 +31,33 @@ const FILE_SERVERS: &[&str] = &["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiof
 /// and end with the process.
 const SERVE: &str = r#"
 set -e
-mkdir "$1/root"
-mount --rbind / "$1/root"
-for d in proc sys dev run; do umount -R -l "$1/root/$d" 2>/dev/null || true; done
-mount -o remount,bind,ro "$1/root"
-exec "$2" --socket-path="$1/socket" -o source="$1/root" -o sandbox=chroot -o cache=always -o xattr
+mkdir "$1/$3"
+mount --rbind / "$1/$3"
+for d in proc sys dev run; do umount -R -l "$1/$3/$d" 2>/dev/null || true; done
+mount -o remount,bind,ro "$1/$3"
+exec "$2" --socket-path="$1/socket" -o source="$1/$3" -o sandbox=chroot -o cache=always -o xattr
 "#;
 
-/// Boots a kernel, lets it run the script, and returns all that it said; each line goes to `progress` when it comes.
+/// Boots a kernel on `processors`, lets it run the script, and returns all that it said; `progress` is called with each
+/// line that comes and those before it.
 ///
 /// # Errors
 /// When the machine can't be started, or hasn't ended after `limit`; what it said until then is in the message.
 pub(super) fn run(
     kernel: &Kernel,
     script: &str,
+    processors: usize,
     limit: Duration,
-    progress: &dyn Fn(&str),
+    progress: &dyn Fn(&[String]),
 ) -> Result<Heard> {
-    let work = Work::new(&kernel.release)?;
-    let script_file = work.0.join("guest.sh");
+    let work = Work::new(&setup::cache()?, &kernel.release)?;
+    let script_file = work.dir.join("guest.sh");
     fs::write(&script_file, script)?;
-    let image = work.0.join("initramfs");
+    let image = work.dir.join("initramfs");
     initramfs::write(&image, kernel, &script_file)?;
-    let _files = FileServer::start(&work.0)?;
-    let console = work.0.join("console.log");
-    let mut qemu = Killed(qemu(kernel, &image, &work.0, &console)?);
+    let _files = FileServer::start(&work.dir)?;
+    let console = work.dir.join("console.log");
+    let mut qemu = Killed(qemu(kernel, processors, &image, &work.dir, &console)?);
     let heard = listen(&mut qemu.0, limit, progress);
     let console = tail(&fs::read(&console).unwrap_or_default());
     let (lines, ended) = heard?;
@@ -61,12 +70,17 @@ pub(super) fn run(
     Ok(Heard { lines, console })
 }
 
-fn qemu(kernel: &Kernel, initramfs: &Path, work: &Path, console: &Path) -> Result<Child> {
-    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get().min(2));
+fn qemu(
+    kernel: &Kernel,
+    processors: usize,
+    initramfs: &Path,
+    work: &Path,
+    console: &Path,
+) -> Result<Child> {
     let mut command = mortal("qemu-system-x86_64");
     command
         .args(["-accel", "tcg,thread=multi", "-cpu", "max"])
-        .args(["-smp", &cpus.to_string(), "-m", MEMORY])
+        .args(["-smp", &processors.to_string(), "-m", MEMORY])
         .arg("-object")
         .arg(format!(
             "memory-backend-memfd,id=memory,size={MEMORY},share=on"
@@ -83,7 +97,7 @@ fn qemu(kernel: &Kernel, initramfs: &Path, work: &Path, console: &Path) -> Resul
         .arg(&kernel.image)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", "console=ttyS0 panic=-1 mitigations=off quiet"])
+        .args(["-append", KERNEL_ARGUMENTS])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .process_group(0);
@@ -103,7 +117,7 @@ fn mortal(program: &str) -> Command {
 fn listen(
     qemu: &mut Child,
     limit: Duration,
-    progress: &dyn Fn(&str),
+    progress: &dyn Fn(&[String]),
 ) -> Result<(Vec<String>, bool)> {
     let output = qemu.stdout.take().context("qemu has no output")?;
     let (send, receive) = mpsc::channel();
@@ -120,8 +134,8 @@ fn listen(
     loop {
         match receive.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
-                progress(&line);
                 lines.push(line);
+                progress(&lines);
             }
             Err(RecvTimeoutError::Disconnected) => return Ok((lines, true)),
             Err(RecvTimeoutError::Timeout) => return Ok((lines, false)),
@@ -133,24 +147,6 @@ fn listen(
 fn tail(bytes: &[u8]) -> String {
     let from = bytes.len().saturating_sub(4_000);
     String::from_utf8_lossy(&bytes[from..]).replace('\r', "")
-}
-
-/// A folder of this run, not below /tmp: the guest has a /tmp of its own.
-struct Work(PathBuf);
-
-impl Work {
-    fn new(release: &str) -> Result<Work> {
-        let dir = setup::cache()?.join(format!("vm-{}-{release}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-        Ok(Work(dir))
-    }
-}
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Ends with this value.
@@ -192,6 +188,7 @@ impl FileServer {
             ])
             .arg(work)
             .arg(program)
+            .arg(ROOT)
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
