@@ -1,73 +1,42 @@
 //! SIGKILL at every step of an installation, an upgrade and a rollback: the node is in its old or its new state, pods
 //! are controlled and connected, the next run completes, and nothing is left in the end.
 //!
-//! strace kills the process when it is about to make its N-th call of those that change anything; N goes from one until
-//! the process comes to its end. So every instant between two changes is one of the rounds.
-
-use std::{os::unix::process::ExitStatusExt, process::Command};
+//! A run with `AGENT_NETWORK_KILL_STRIDE=1` leaves no call out.
 
 use serde_json::Value;
 
 use crate::{
     host::{COMPAT, Host, text},
-    support::PLUGIN,
+    support::{
+        PLUGIN,
+        strace::{self, CHANGES, PROGRAMS, stride, through_all},
+    },
     upgrade::{Connection, age, another_version},
     witness::Witness,
 };
 
-/// System calls that change files, links and rules. Others change nothing that outlives the process.
-const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,write,fsync,fchmod,ftruncate,\
-    copy_file_range,sendfile,sendto";
 /// Those of files alone.
 const FILES: &str = "rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,write,fsync,fchmod,ftruncate,\
     copy_file_range,sendfile";
 /// Those of links and rules alone; on a node that stands most of them only ask.
 const NETLINK: &str = "sendto";
-/// Loading programs makes hundreds of calls, most of which only ask what the kernel can do.
-const PROGRAMS: &str = "bpf";
-/// So of those every few ones are taken.
+/// Loading programs makes hundreds of calls, most of which only ask what the kernel can do: of those every few are taken.
 const STRIDE: usize = 9;
 
 /// Runs a command that is killed before its N-th call of a set; false when it came to its end before.
 #[track_caller]
 fn killed_at(host: &Host, calls: &str, nth: usize, program: &str, arguments: &[String]) -> bool {
-    let mut command: Command = host.node.command("strace");
-    command.args([
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        &format!("trace={calls}"),
-        "-e",
-        &format!("inject={calls}:signal=KILL:when={nth}"),
-        "--",
-        program,
-    ]);
-    command.args(arguments).env("AGENT_CNI_LOG", "error");
+    let mut command = strace::kill_before(&host.node, calls, nth, program);
+    command.args(arguments);
     let output = command
         .output()
         .expect("these tests need strace: apt-get install strace");
-    let status = output.status;
-    // strace ends as its tracee did
-    let killed = status.signal() == Some(9) || status.code() == Some(137);
+    let (status, killed) = (output.status, strace::was_killed(output.status));
     assert!(
         killed || status.success(),
         "{nth}: {status:?} {}",
         text(&output)
     );
-    killed
-}
-
-/// Calls `round` with 1, 2, 3, … until it says that the process came to its end; answers how often it was killed.
-fn through_all(stride: usize, mut round: impl FnMut(usize) -> bool) -> usize {
-    let mut killed = 0;
-    for nth in (1..).step_by(stride) {
-        assert!(nth < 5_000, "the process never comes to its end");
-        if !round(nth) {
-            return killed;
-        }
-        killed += 1;
-    }
     killed
 }
 
@@ -150,19 +119,18 @@ fn an_installation_that_is_killed_before_any_change_of_it() {
 
 #[test]
 fn an_installation_that_is_killed_while_it_loads_programs() {
-    let killed = installation(Host::new(), PROGRAMS, STRIDE);
+    let killed = installation(Host::new(), PROGRAMS, stride(STRIDE));
     assert!(killed > 5, "only {killed} rounds");
 }
 
 #[test]
 fn an_installation_in_the_iptables_compat_mode_that_is_killed_before_any_change_of_it() {
-    let killed = installation(Host::new().in_mode(COMPAT), CHANGES, 3);
+    let killed = installation(Host::new().in_mode(COMPAT), CHANGES, stride(3));
     assert!(killed > 8, "only {killed} rounds");
 }
 
 /// Kills an upgrade with a pod that has a connection at every change.
-fn upgrade(calls: &str, stride: usize) -> usize {
-    let mut host = Host::with_uplink();
+fn upgrade(mut host: Host, calls: &str, stride: usize) -> usize {
     host.once();
     host.node.pod("c1");
     let result = host.node.add("c1").ok();
@@ -190,21 +158,20 @@ fn upgrade(calls: &str, stride: usize) -> usize {
 
 #[test]
 fn an_upgrade_that_is_killed_before_any_change_of_it() {
-    let killed = upgrade(FILES, 1);
+    let killed = upgrade(Host::with_uplink(), FILES, 1);
     assert!(killed > 10, "only {killed} rounds");
-    let killed = upgrade(NETLINK, 7);
+    let killed = upgrade(Host::with_uplink(), NETLINK, stride(7));
     assert!(killed > 3, "only {killed} rounds");
 }
 
 #[test]
 fn an_upgrade_that_is_killed_while_it_replaces_programs() {
-    let killed = upgrade(PROGRAMS, STRIDE);
+    let killed = upgrade(Host::with_uplink(), PROGRAMS, stride(STRIDE));
     assert!(killed > 5, "only {killed} rounds");
 }
 
 /// Kills a rollback with a pod at every change; the next one completes it.
-fn rollback(calls: &str, stride: usize) -> usize {
-    let mut host = Host::with_uplink();
+fn rollback(mut host: Host, calls: &str, stride: usize) -> usize {
     let before = host.sysctls();
     host.once();
     host.node.added("c0");
@@ -217,7 +184,8 @@ fn rollback(calls: &str, stride: usize) -> usize {
         // while a pod has its link, everything that controls it is there
         if !host.node.sh("ip -o link | grep agt || true").is_empty() {
             host.node.sh(&format!(
-                "nft list table ip agent_network >/dev/null && ls {}/v1/links/agt* >/dev/null",
+                "nft list table ip agent_network >/dev/null \
+                 && {{ ls {}/v1/links/agt* >/dev/null 2>&1 || nft list table bridge agent_network >/dev/null; }}",
                 host.pins().display()
             ));
         }
@@ -233,12 +201,27 @@ fn rollback(calls: &str, stride: usize) -> usize {
 
 #[test]
 fn a_rollback_that_is_killed_before_any_change_of_it() {
-    let killed = rollback(CHANGES, 1);
+    let killed = rollback(Host::with_uplink(), CHANGES, 1);
     assert!(killed > 20, "only {killed} rounds");
 }
 
 #[test]
 fn a_rollback_that_is_killed_while_it_detaches_programs() {
-    let killed = rollback(PROGRAMS, 1);
+    let killed = rollback(Host::with_uplink(), PROGRAMS, 1);
     assert!(killed > 1, "only {killed} rounds");
+}
+
+#[test]
+fn an_upgrade_in_the_iptables_compat_mode_that_is_killed_before_any_change_of_it() {
+    let host = || Host::with_uplink().in_mode(COMPAT);
+    let killed = upgrade(host(), FILES, stride(2));
+    assert!(killed > 5, "only {killed} rounds");
+    let killed = upgrade(host(), NETLINK, stride(13));
+    assert!(killed > 3, "only {killed} rounds");
+}
+
+#[test]
+fn a_rollback_in_the_iptables_compat_mode_that_is_killed_before_any_change_of_it() {
+    let killed = rollback(Host::with_uplink().in_mode(COMPAT), CHANGES, stride(3));
+    assert!(killed > 8, "only {killed} rounds");
 }

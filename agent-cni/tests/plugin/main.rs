@@ -16,6 +16,7 @@ mod concurrency;
 mod del;
 mod faults;
 mod gc;
+mod killed;
 mod modes;
 mod pool;
 mod protocol;

@@ -6,6 +6,7 @@
 
 #[path = "../../../agent-datapath/tests/support/refuse.rs"]
 pub(crate) mod refuse;
+pub(crate) mod strace;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
