@@ -214,7 +214,7 @@ fn a_rollback_that_is_killed_while_it_detaches_programs() {
 #[test]
 fn an_upgrade_in_the_iptables_compat_mode_that_is_killed_before_any_change_of_it() {
     let host = || Host::with_uplink().in_mode(COMPAT);
-    let killed = upgrade(host(), FILES, stride(2));
+    let killed = upgrade(host(), FILES, 1);
     assert!(killed > 5, "only {killed} rounds");
     let killed = upgrade(host(), NETLINK, stride(13));
     assert!(killed > 3, "only {killed} rounds");

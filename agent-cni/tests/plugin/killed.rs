@@ -98,8 +98,8 @@ fn an_add_that_is_killed_while_it_attaches_its_program() {
 fn a_del_that_is_killed_before_any_change_of_it() {
     for mode in MODES {
         let killed = del(mode, CHANGES, 1);
-        assert!(killed > 10, "{mode}: only {killed} rounds");
+        assert!(killed > 4, "{mode}: only {killed} rounds");
     }
-    let killed = del("ebpf", PROGRAMS, stride(2));
-    assert!(killed > 3, "only {killed} rounds");
+    let killed = del("ebpf", PROGRAMS, 1);
+    assert!(killed > 1, "only {killed} rounds");
 }
