@@ -23,7 +23,16 @@ pub(super) fn script(
     programs: &Path,
     tests: &TestPrograms,
 ) -> Result<String> {
-    let mut script = format!("# {}\n{PROLOGUE}\n", kernel.release);
+    let workspace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let workspace = workspace
+        .canonicalize()
+        .context("find this workspace's folder")?;
+    let keep = [workspace.as_path(), programs].map(|dir| quoted(&dir.to_string_lossy()));
+    let mut script = format!(
+        "# {}\nKEEP=({})\n{PROLOGUE}\n",
+        kernel.release,
+        keep.join(" ")
+    );
     writeln!(script, "export AGENT_NETWORK_TEST_SLOWDOWN={SLOWDOWN}")?;
     writeln!(
         script,
