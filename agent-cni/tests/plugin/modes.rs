@@ -356,6 +356,37 @@ fn a_node_changes_its_mode_with_pods_and_nothing_of_them_ever_gets_out() {
 }
 
 #[test]
+fn a_full_node_changes_its_mode() {
+    const PODS: usize = 250;
+    let mut node = Node::in_ebpf();
+    set_up(&mut node, "ebpf");
+    node.sh(&format!(
+        "for n in $(seq {PODS}); do ip netns add p$n; done"
+    ));
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let calls: Vec<_> = (1..=PODS)
+            .map(|n| {
+                let node = &node;
+                scope.spawn(move || node.add(&format!("p{n}")).ok())
+            })
+            .collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    let chains = "nft list chains bridge 2>/dev/null | grep -c 'chain pod_agt[0-9a-f]* ' || true";
+    for (mode, wanted) in [
+        ("iptables-compat", PODS),
+        ("ebpf", 0),
+        ("iptables-compat", PODS),
+    ] {
+        set_up(&mut node, mode);
+        assert_eq!(node.sh(chains).trim(), wanted.to_string(), "{mode}");
+        for n in [1, PODS / 2, PODS] {
+            node.check(&format!("p{n}"), &results[n - 1]).ok();
+        }
+    }
+}
+
+#[test]
 fn the_proxy_learns_that_its_connections_are_over_with_the_mode() {
     let mut node = node_with_uplink();
     set_up(&mut node, "iptables-compat");

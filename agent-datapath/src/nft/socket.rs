@@ -4,7 +4,10 @@ use std::{io, os::fd::AsRawFd, os::fd::BorrowedFd};
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use nix::sys::{
-    socket::{setsockopt, sockopt::ReceiveTimeout},
+    socket::{
+        getsockopt, setsockopt,
+        sockopt::{RcvBuf, RcvBufForce, ReceiveTimeout, SndBuf, SndBufForce},
+    },
     time::TimeVal,
 };
 
@@ -20,6 +23,11 @@ const NFGENMSG: usize = 4;
 const DUMPS: u32 = 50;
 /// How long the kernel may take; a transaction takes milliseconds unless the machine is overloaded.
 const PATIENCE_SECONDS: i64 = 10;
+
+/// What the kernel takes for an acknowledgement in a receive buffer, and more.
+const ANSWER: usize = 1024;
+/// What goes with a datagram in a socket's buffer.
+const ROOM: usize = 64 * 1024;
 
 /// A socket in the calling thread's network namespace.
 pub(crate) struct NetfilterSocket(Socket);
@@ -40,7 +48,11 @@ impl NetfilterSocket {
     }
 
     /// Sends requests and waits for this many acknowledgements.
+    ///
+    /// A transaction is one datagram, and the kernel answers to all of it before anything is read: with many pods either
+    /// is more than a socket holds by default.
     pub(crate) fn acknowledged(&self, requests: &[u8], mut waiting: usize) -> io::Result<()> {
+        self.make_room(requests.len(), waiting)?;
         self.0.send(requests, 0)?;
         while waiting > 0 {
             let (datagram, _) = self.0.recv_from_full()?;
@@ -50,6 +62,18 @@ impl NetfilterSocket {
                     waiting = waiting.saturating_sub(1);
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn make_room(&self, to_send: usize, answers: usize) -> io::Result<()> {
+        let socket = borrow(&self.0);
+        let (send, receive) = (to_send + ROOM, answers.saturating_mul(ANSWER) + ROOM);
+        if getsockopt(&socket, SndBuf)? < send {
+            setsockopt(&socket, SndBufForce, &send)?;
+        }
+        if getsockopt(&socket, RcvBuf)? < receive {
+            setsockopt(&socket, RcvBufForce, &receive)?;
         }
         Ok(())
     }
