@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     clock,
     error::{CniError, Code},
+    file,
     lock::LockFile,
 };
 
@@ -234,8 +235,9 @@ pub(crate) fn refuse_if_rolled_back(state_dir: &Path) -> Result<(), CniError> {
 /// Garbage counts as nobody: whoever comes next writes it anew.
 fn owner(dir: &Path) -> Result<Option<Owner>, ClaimError> {
     let path = dir.join("owner");
-    match fs::read(&path) {
+    match file::read_own(&path) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(failed("read", &path)(source)),
     }

@@ -17,6 +17,7 @@ mod del;
 mod delegate;
 mod doctor;
 mod error;
+mod file;
 mod gc;
 mod install;
 mod listeners;

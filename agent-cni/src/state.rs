@@ -29,7 +29,7 @@ use agent_core::{
 use agent_datapath::footprint::INSTALL_STATUS;
 use serde::{Deserialize, Serialize};
 
-use crate::{clock, command::Target, lock::LockFile};
+use crate::{clock, command::Target, file, lock::LockFile};
 
 mod released;
 
@@ -285,7 +285,7 @@ impl StateDir {
                 continue;
             };
             // one that vanishes meanwhile is done
-            let reservation = fs::read(entry.path())
+            let reservation = file::read_own(&entry.path())
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
             reservations.push((name, reservation));
@@ -318,11 +318,15 @@ impl StateDir {
         _held: &AllocationLock,
     ) -> Result<Vec<(Ipv4Addr, u64)>, StateError> {
         let path = self.path.join(released::FILE_NAME);
-        match fs::read_to_string(&path) {
+        let text = file::read_own(&path).and_then(|bytes| {
+            String::from_utf8(bytes)
+                .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text"))
+        });
+        match text {
             Ok(text) => Ok(released::parse(&text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                self.set_aside(&path, "it is not text");
+                self.set_aside(&path, &error.to_string());
                 Ok(Vec::new())
             }
             Err(source) => Err(doing("read", &path)(source)),
@@ -367,11 +371,11 @@ impl StateDir {
         path: &Path,
         parse: &dyn Fn(&[u8]) -> Result<T, String>,
     ) -> Result<Option<T>, StateError> {
-        let bytes = match fs::read(path) {
+        let bytes = match file::read_own(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
-                self.set_aside(path, "it is a directory");
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                self.set_aside(path, &error.to_string());
                 return Ok(None);
             }
             Err(source) => return Err(doing("read", path)(source)),

@@ -10,7 +10,7 @@ use agent_core::{
     workloads::{PodFacts, WorkloadsFile},
 };
 
-use crate::netconf::Selective;
+use crate::{file, netconf::Selective};
 
 /// How long a pod's entry is waited for: whoever writes the file learns of the pod about when the runtime does.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ fn by_labels(selective: &Selective, pod: &PodRef, known: Option<&PodFacts>) -> O
 
 /// A file that is not there or cannot be read says nothing about anybody.
 fn read(path: &Path) -> Option<WorkloadsFile> {
-    let parsed = std::fs::read(path)
+    let parsed = file::read(path)
         .map_err(|error| error.to_string())
         .and_then(|bytes| WorkloadsFile::parse(&bytes).map_err(|error| error.to_string()));
     match parsed {

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::list::{List, ListError, OURSELVES, type_of};
 use crate::{
     error::CniError,
+    file,
     netconf::{NetConf, Primary},
 };
 
@@ -88,7 +89,7 @@ pub(super) fn find(primary: &Primary, network: &str) -> Result<(PathBuf, List), 
         None => choose(&ours).and_then(|at| names.get(at)),
     };
     let path = dir.join(chosen.ok_or_else(|| PrimaryError::Missing(dir.clone()))?);
-    let bytes = match fs::read(&path) {
+    let bytes = match file::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(PrimaryError::Missing(dir.clone()));
         }
@@ -106,7 +107,7 @@ pub(super) fn find(primary: &Primary, network: &str) -> Result<(PathBuf, List), 
             .filter(|name| name.ends_with(".conf"))
         {
             let file = own.join(name);
-            let bytes = fs::read(&file).map_err(unread(&file))?;
+            let bytes = file::read(&file).map_err(unread(&file))?;
             list.append(&bytes).map_err(unusable)?;
         }
     }
@@ -149,7 +150,7 @@ fn names(dir: &Path) -> Result<Vec<String>, PrimaryError> {
 
 /// Whether a configuration calls us, by itself or in a list. One that cannot be read is not ours.
 fn is_ours(path: &Path) -> bool {
-    let Some(value) = fs::read(path)
+    let Some(value) = file::read(path)
         .ok()
         .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
     else {

@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     error::{CniError, Code},
+    file,
     mode::Care,
     netconf::NetConf,
     node::{self, Node},
@@ -182,7 +183,7 @@ impl Installer {
             }
             Step::Record => {
                 let dir = self.dir()?;
-                let found = std::fs::read(dir.path().join(VERSION_RECORD));
+                let found = file::read_own(&dir.path().join(VERSION_RECORD));
                 if !found.is_ok_and(|found| found == self.record.as_bytes()) {
                     dir.replace(VERSION_RECORD, self.record.as_bytes())
                         .map_err(|error| Problem::of(&error))?;

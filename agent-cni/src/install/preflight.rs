@@ -16,6 +16,7 @@ use nix::unistd::{AccessFlags, access};
 
 use super::report::Problem;
 use crate::{
+    file,
     listeners::{self, DNS_PORT, Listener, PROXY_PORT},
     netconf::NetConf,
     status,
@@ -202,7 +203,7 @@ pub(crate) async fn look(places: &Places, conf: &NetConf) -> Facts {
         listeners: listeners::look().unwrap_or_default(),
         ..Facts::default()
     };
-    if let Ok(bytes) = fs::read(places.state_dir.join(agent_core::node::FILE_NAME)) {
+    if let Ok(bytes) = file::read_own(&places.state_dir.join(agent_core::node::FILE_NAME)) {
         match agent_core::node::NodeState::parse(&bytes) {
             Ok(state) => facts.settled = Some(state.fake_ip_cidr),
             Err(agent_core::node::NodeStateError::SchemaVersion(version))

@@ -6,7 +6,7 @@ use std::{fs, io, path::Path};
 use agent_core::install::{self, STALE_SECONDS, TRY_AGAIN};
 pub(crate) use agent_core::install::{Kind, Problem, Status};
 
-use crate::{error::CniError, state::StateDir};
+use crate::{error::CniError, file, state::StateDir};
 
 /// A status that says nothing new is written again after this.
 pub(crate) const HEARTBEAT_SECONDS: u64 = 3;
@@ -47,9 +47,16 @@ pub(crate) fn begin(before: Option<Status>) -> Status {
 
 /// Reads the status; garbage and a missing file are none.
 pub(crate) fn read(state_dir: &Path) -> io::Result<Option<Status>> {
-    match fs::read(state_dir.join(install::FILE)) {
+    match file::read_own(&state_dir.join(install::FILE)) {
         Ok(bytes) => Ok(Status::parse(&bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::InvalidData
+            ) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

@@ -202,13 +202,19 @@ fn garbage_in_the_state_directory_is_set_aside_and_stops_nobody() {
         std::fs::write(node.state().join(name), bytes).unwrap();
     }
     std::fs::write(node.state().join("pending").join("junk"), [0xff; 10]).unwrap();
+    // a pipe is not waited for, a huge file not read, a link not followed
+    let state = node.state();
+    node.sh(&format!(
+        "cd {}; mkfifo pipe_eth0.json pending/pipe; truncate -s 3G huge_eth0.json; ln -s loop_eth0.json loop_eth0.json",
+        state.display()
+    ));
     assert_eq!(node.added("c2"), "169.254.9.3");
     let aside = node
         .state_files()
         .iter()
         .filter(|name| name.contains(".corrupt-"))
         .count();
-    assert_eq!(aside, 4, "{:?}", node.state_files());
+    assert_eq!(aside, 7, "{:?}", node.state_files());
     std::fs::write(node.state().join("node.json"), b"garbage").unwrap();
     assert_eq!(node.added("c3"), "169.254.9.4");
 }

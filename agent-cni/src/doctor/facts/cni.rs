@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use super::{chain, seen_at};
 use crate::{
     doctor::{check::Seen, options::Options},
+    file,
     netconf::{self, NetConf},
     setup,
 };
@@ -22,8 +23,6 @@ use crate::{
 const PLUGIN: &str = "agent-cni";
 /// What libcni and the runtimes read, by the end of a file's name.
 const READ: [&str; 3] = ["conf", "conflist", "json"];
-/// A configuration has some thousand bytes.
-const CONF_LIMIT: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Debug)]
@@ -161,7 +160,7 @@ fn confs(dir: &Path) -> Seen<Vec<ConfFile>> {
 
 /// The version in our part of a configuration, or of our list.
 fn version(path: &Path) -> Option<String> {
-    let value: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let value: Value = serde_json::from_slice(&file::read(path).ok()?).ok()?;
     let listed = value.get("plugins").and_then(Value::as_array);
     let mut parts = std::iter::once(&value).chain(listed.into_iter().flatten());
     let version = parts.find_map(|part| part.get(CONF_VERSION_KEY)?.as_str());
@@ -169,10 +168,8 @@ fn version(path: &Path) -> Option<String> {
 }
 
 fn content(path: &Path) -> Content {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(CONF_LIMIT).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => parse(&bytes),
+    match file::read(path) {
+        Ok(bytes) => parse(&bytes),
         Err(error) => Content::Broken(error.to_string()),
     }
 }

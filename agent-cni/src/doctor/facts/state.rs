@@ -14,7 +14,7 @@ use agent_datapath::footprint::VERSION_RECORD;
 
 use super::{chain, seen_at};
 use crate::{
-    clock, doctor::check::Seen, lock::LockFile, netconf::DEFAULT_PIN_DIR, state::StateDir,
+    clock, doctor::check::Seen, file, lock::LockFile, netconf::DEFAULT_PIN_DIR, state::StateDir,
 };
 
 /// See the module.
@@ -77,7 +77,7 @@ impl State {
         if name == FILE_NAME || StateDir::is_not_an_attachment(name) {
             return;
         }
-        let read = fs::read(self.path.join(name));
+        let read = file::read_own(&self.path.join(name));
         let parsed = match read {
             // removed since the directory was listed
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
@@ -120,14 +120,14 @@ fn is_dead(lock: &Path) -> bool {
 
 fn node(path: &Path) -> Seen<NodeState> {
     let file = path.join(FILE_NAME);
-    let bytes = seen_at(file.display(), fs::read(&file))?;
+    let bytes = seen_at(file.display(), file::read_own(&file))?;
     NodeState::parse(&bytes).map_err(|error| format!("{}: {}", file.display(), chain(&error)))
 }
 
 /// The installer's record is its own business; here only the version in it counts.
 fn version(path: &Path) -> Seen<Option<String>> {
     let file = path.join(VERSION_RECORD);
-    let bytes = match fs::read(&file) {
+    let bytes = match file::read_own(&file) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         other => seen_at(file.display(), other)?,
     };
