@@ -247,8 +247,8 @@ impl Work {
     /// Writes the status, when it is new or the one in the file grows old.
     fn report(&mut self) {
         let state = &self.places.state_dir;
-        // nothing was begun yet, and this is no reason to begin
-        if !state.exists() {
+        // nothing was begun yet, or in a directory of others, and this is no reason to begin
+        if !state.exists() || self.places.stranger_in_state_dir().is_some() {
             return;
         }
         let now = clock::now_seconds();

@@ -56,6 +56,13 @@ pub(crate) struct RollbackOptions {
 /// The work cannot be begun at all.
 pub(crate) fn run(options: &RollbackOptions) -> anyhow::Result<u8> {
     let places = options.places.places();
+    if let Some(name) = places.stranger_in_state_dir() {
+        anyhow::bail!(
+            "{} is not agent-network's state directory: it holds {name}, and nothing of agent-network's. Nothing was changed. \
+             Name the right directory: --state-dir",
+            places.state_dir.display()
+        );
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

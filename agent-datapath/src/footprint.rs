@@ -101,6 +101,13 @@ impl Places {
         self.state_dir.join("sysctls")
     }
 
+    /// The name of something that others have in the state directory, when there is anything in it, and nothing of ours:
+    /// then it is the wrong directory.
+    #[must_use]
+    pub fn stranger_in_state_dir(&self) -> Option<String> {
+        files::stranger(&self.state_dir)
+    }
+
     /// The pins' directory of this build's layout.
     #[must_use]
     pub fn current_pins(&self) -> PathBuf {

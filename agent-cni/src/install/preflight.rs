@@ -57,6 +57,8 @@ pub(crate) enum DirProblem {
     NoDirectory,
     /// Nothing can be written in it.
     NotWritable(String),
+    /// It is somebody else's, who has this in it.
+    OfOthers(String),
 }
 
 /// Everything that is in the way. Pure.
@@ -75,6 +77,10 @@ pub(crate) fn problems(facts: &Facts, conf: &NetConf) -> Vec<Problem> {
             DirProblem::NotWritable(why) => (
                 format!("{path} cannot be written: {why}"),
                 "mount it writable",
+            ),
+            DirProblem::OfOthers(name) => (
+                format!("{path} holds {name}, and nothing of agent-network's"),
+                "give agent-network a state directory of its own (--state-dir)",
             ),
         };
         Some(Problem::new(what, remedy))
@@ -195,6 +201,10 @@ pub(crate) async fn look(places: &Places, conf: &NetConf) -> Facts {
             .into_iter()
             .map(|path| (path.display().to_string(), directory(path)))
             .chain(std::iter::once(state_directory(&places.state_dir)))
+            .chain(places.stranger_in_state_dir().map(|name| {
+                let path = places.state_dir.display().to_string();
+                (path, Some(DirProblem::OfOthers(name)))
+            }))
             .collect(),
         bpffs: status::bpffs(&conf.pin_dir)
             .err()

@@ -6,7 +6,7 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    host::{COMPAT, Host},
+    host::{COMPAT, Host, text},
     support::{Node, PLUGIN},
     witness::Witness,
 };
@@ -162,7 +162,7 @@ fn what_older_versions_left_is_found_and_removed() {
          ip link set oldveth master agentcni0; \
          ip rule add pref 99 fwmark 1 lookup 18080; ip route add local default dev lo table 18080; \
          mkdir -p {pins}/v0/links {state} ; bpftool map create {pins}/v0/OLD type array key 4 value 4 entries 1 name old; \
-         echo '{{}}' > {state}/old.json; echo x > {bin}/agent-cni; echo x > {bin}/.agent-cni.staged; \
+         echo '{{}}' > {state}/node.json; echo x > {bin}/agent-cni; echo x > {bin}/.agent-cni.staged; \
          echo x > {conf}/00-agent-cni.conf.staged",
         pins = host.pins().display(),
         state = state.display(),
@@ -318,4 +318,37 @@ fn the_answer_for_people_names_each_residue_and_what_removes_it() {
         said.contains("clean: nothing of agent-network is on this node"),
         "{said}"
     );
+}
+
+#[test]
+fn a_directory_of_others_is_neither_emptied_nor_taken_for_ours() {
+    let host = Host::new();
+    let state = host.node.state();
+    std::fs::create_dir_all(state.join("docker")).unwrap();
+    std::fs::write(state.join("docker/file"), "theirs").unwrap();
+    for check in [&["--check"][..], &[]] {
+        let output = host
+            .node
+            .command(PLUGIN)
+            .args(host.rollback_arguments())
+            .args(check)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(
+            text(&output).contains("it holds docker"),
+            "{}",
+            text(&output)
+        );
+    }
+    let output = host.try_once();
+    assert!(!output.status.success(), "{}", text(&output));
+    assert!(
+        text(&output).contains("give agent-network a state directory of its own"),
+        "{}",
+        text(&output)
+    );
+    let left: Vec<_> = std::fs::read_dir(&state).unwrap().flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert!(state.join("docker/file").exists());
 }

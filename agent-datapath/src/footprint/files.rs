@@ -12,6 +12,19 @@ use crate::{bpf::PinnedLink, error::NetError};
 
 /// Directories below a layout are two deep; more is not ours to walk.
 const DEPTH: usize = 4;
+/// The last part of the documented state directory.
+const STATE_NAME: &str = "agent-cni";
+/// What a state directory has from its first moment to its last.
+const PENDING: &str = "pending";
+/// By any of these a state directory is known; older versions had some of them.
+const STATE_MARKS: [&str; 6] = [
+    PENDING,
+    "node.json",
+    "version",
+    "install.json",
+    "sysctls",
+    "released",
+];
 /// The lock that every running installer shares; see `agent-cni`'s `claim`.
 const ALIVE: &str = "alive";
 
@@ -144,6 +157,25 @@ fn holds_anything(path: &Path) -> Result<bool, NetError> {
     }
 }
 
+/// What in a directory says that it is none of ours: the first name, when it holds anything, and nothing by which a state
+/// directory is known. The documented one is known by its own name.
+pub(super) fn stranger(state: &Path) -> Option<String> {
+    if state.file_name().is_some_and(|name| name == STATE_NAME) {
+        return None;
+    }
+    let mut names: Vec<String> = fs::read_dir(state)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    let known = |name: &String| STATE_MARKS.contains(&name.as_str());
+    match names.iter().any(known) {
+        true => None,
+        false => names.into_iter().next(),
+    }
+}
+
 /// Removes what a directory holds, and the directory where it is no mount.
 fn empty(path: &Path) -> Result<(), NetError> {
     let entries = match fs::read_dir(path) {
@@ -153,9 +185,13 @@ fn empty(path: &Path) -> Result<(), NetError> {
         }
         other => other.map_err(refused("read", path))?,
     };
+    let entries: io::Result<Vec<fs::DirEntry>> = entries.collect();
+    let mut entries = entries.map_err(refused("read", path))?;
+    // by this a state directory is still known when the process dies on the way
+    entries.sort_by_key(|entry| entry.file_name() == PENDING);
     let mut errors = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(refused("read", path))?.path();
+        let entry = entry.path();
         errors.extend(removing(&entry, remove_any(&entry)).err());
     }
     match fs::remove_dir(path) {
