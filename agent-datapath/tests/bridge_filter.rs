@@ -17,44 +17,18 @@ use std::{
 
 use agent_core::attachment::Mode;
 use agent_datapath::{
-    bridge::Bridge,
     bridge_filter,
     error::NetError,
-    network::{MaskedMark, NodeNetwork, ProxyPorts, check_node, ensure_node},
+    network::{NodeNetwork, check_node, ensure_node},
     rtnl::Rtnl,
 };
-use support::{in_new_netns, packet_socket, patience, send};
+use support::{in_new_netns, node_network, packet_socket, patience, send};
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 9, 1);
 const WORLD: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
 const BRIDGE_MAC: [u8; 6] = [2, 0xa9, 169, 254, 9, 1];
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
-
-fn node(mode: Mode, directory: &std::path::Path) -> NodeNetwork {
-    NodeNetwork {
-        mode,
-        leaving_other: false,
-        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
-        ports: ProxyPorts::default(),
-        bridge: Bridge {
-            name: "agentcni0".into(),
-            mac: BRIDGE_MAC,
-            address: "169.254.9.1/24".parse().unwrap(),
-        },
-        proxy: MaskedMark {
-            value: 0x0a00_0000,
-            mask: 0x0f00_0000,
-        },
-        service: MaskedMark {
-            value: 0x77,
-            mask: 0xff,
-        },
-        route_table: 18080,
-        rule_pref: 100,
-        sysctl_record: directory.join("sysctls"),
-    }
-}
 
 /// A node's network in a namespace of its own.
 fn on_a_node(
@@ -67,7 +41,7 @@ fn on_a_node(
             .enable_io()
             .build()
             .unwrap();
-        let node = node(mode, directory.path());
+        let node = node_network(mode, directory.path().join("sysctls"));
         runtime.block_on(ensure_node(&node)).unwrap();
         test(&node, &runtime);
     });

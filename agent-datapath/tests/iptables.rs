@@ -13,37 +13,15 @@ use std::{path::PathBuf, process::Command};
 
 use agent_core::attachment::Mode;
 use agent_datapath::{
-    bridge::Bridge,
     iptables::{self, Backend, Why},
-    network::{MaskedMark, NodeNetwork, ProxyPorts},
+    network::NodeNetwork,
 };
-use support::in_new_netns;
+use support::{in_new_netns, node_network};
 
 const BACKENDS: [Backend; 2] = [Backend::Nft, Backend::Legacy];
 
 fn node() -> NodeNetwork {
-    NodeNetwork {
-        mode: Mode::IptablesCompat,
-        leaving_other: false,
-        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
-        ports: ProxyPorts::default(),
-        bridge: Bridge {
-            name: "agentcni0".into(),
-            mac: [2, 0xa9, 169, 254, 9, 1],
-            address: "169.254.9.1/24".parse().unwrap(),
-        },
-        proxy: MaskedMark {
-            value: 0x0a00_0000,
-            mask: 0x0f00_0000,
-        },
-        service: MaskedMark {
-            value: 0x77,
-            mask: 0xff,
-        },
-        route_table: 18080,
-        rule_pref: 100,
-        sysctl_record: PathBuf::new(),
-    }
+    node_network(Mode::IptablesCompat, PathBuf::new())
 }
 
 fn sh(line: &str) -> String {

@@ -7,43 +7,21 @@
     reason = "a test that cannot go on should say where"
 )]
 
-use std::{fs, path::PathBuf, process::Command};
+mod support;
 
+use std::{fs, process::Command};
+
+use agent_core::attachment::Mode;
 use agent_datapath::{
-    bridge::{self, Bridge},
+    bridge,
     error::NetError,
     link::{self, PodLink, PodSide},
     netns::Netns,
-    network::{MaskedMark, NodeNetwork, check_node, ensure_node, remove_node},
+    network::{NodeNetwork, check_node, ensure_node, remove_node},
     routing,
     rtnl::Rtnl,
 };
 use nix::sched::{CloneFlags, unshare};
-
-fn node(record: PathBuf) -> NodeNetwork {
-    NodeNetwork {
-        mode: agent_core::attachment::Mode::Ebpf,
-        leaving_other: false,
-        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
-        ports: agent_datapath::network::ProxyPorts::default(),
-        bridge: Bridge {
-            name: "agentcni0".into(),
-            mac: [2, 0xa9, 169, 254, 9, 1],
-            address: "169.254.9.1/24".parse().unwrap(),
-        },
-        proxy: MaskedMark {
-            value: 0x0a00_0000,
-            mask: 0x0f00_0000,
-        },
-        service: MaskedMark {
-            value: 0x77,
-            mask: 0xff,
-        },
-        route_table: 18080,
-        rule_pref: 100,
-        sysctl_record: record,
-    }
-}
 
 /// Runs on a thread of its own in a network namespace of its own, which ends with the thread.
 fn in_new_namespace<F: Future<Output = ()>>(test: impl FnOnce(NodeNetwork) -> F + Send + 'static) {
@@ -55,7 +33,10 @@ fn in_new_namespace<F: Future<Output = ()>>(test: impl FnOnce(NodeNetwork) -> F 
             .enable_io()
             .build()
             .unwrap();
-        runtime.block_on(test(node(directory.path().join("sysctls"))));
+        runtime.block_on(test(support::node_network(
+            Mode::Ebpf,
+            directory.path().join("sysctls"),
+        )));
     })
     .join()
     .unwrap();

@@ -13,11 +13,13 @@ use std::{
     time::Duration,
 };
 
-use agent_core::node::Marks;
+use agent_core::{attachment::Mode, node::Marks};
 use agent_datapath::{
     attach::AttachKind,
+    bridge::Bridge,
     load::{Datapath, DatapathConfig},
     maps::PodEndpoint,
+    network::{MaskedMark, NodeNetwork, ProxyPorts},
     pins::Pins,
 };
 use agent_ebpf_common::testing;
@@ -185,4 +187,30 @@ pub(crate) fn send(socket: &std::os::fd::OwnedFd, ifname: &str, frame: &[u8]) {
         MsgFlags::empty(),
     );
     assert_eq!(sent.unwrap(), frame.len());
+}
+
+/// The network of a node with the documented marks, tables and ports, whose old kernel settings are kept in `record`.
+pub(crate) fn node_network(mode: Mode, record: PathBuf) -> NodeNetwork {
+    NodeNetwork {
+        mode,
+        leaving_other: false,
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        ports: ProxyPorts::default(),
+        bridge: Bridge {
+            name: "agentcni0".into(),
+            mac: [2, 0xa9, 169, 254, 9, 1],
+            address: "169.254.9.1/24".parse().unwrap(),
+        },
+        proxy: MaskedMark {
+            value: 0x0a00_0000,
+            mask: 0x0f00_0000,
+        },
+        service: MaskedMark {
+            value: 0x77,
+            mask: 0xff,
+        },
+        route_table: 18080,
+        rule_pref: 100,
+        sysctl_record: record,
+    }
 }
