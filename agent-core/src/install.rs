@@ -28,6 +28,8 @@ pub enum Kind {
     Sysctl,
     /// Policy rule or route.
     PolicyRoute,
+    /// The way to the pods.
+    PoolRoute,
     /// The nftables table, or iptables rules.
     Rules,
     /// Programs, maps, their settings.
@@ -46,12 +48,13 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Node,
         Self::Bridge,
         Self::BridgeFilter,
         Self::Sysctl,
         Self::PolicyRoute,
+        Self::PoolRoute,
         Self::Rules,
         Self::Programs,
         Self::Pod,
@@ -70,6 +73,7 @@ impl Kind {
             Self::BridgeFilter => "bridge_filter",
             Self::Sysctl => "sysctl",
             Self::PolicyRoute => "policy_route",
+            Self::PoolRoute => "pool_route",
             Self::Rules => "rules",
             Self::Programs => "programs",
             Self::Pod => "pod",

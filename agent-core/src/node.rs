@@ -30,6 +30,10 @@ pub const ROUTE_TABLE: u32 = 18080;
 pub const RULE_PREFERENCE: u32 = 100;
 /// Priority of the rules that drop what may not be routed out of the node, just behind [`RULE_PREFERENCE`].
 pub const DROP_RULE_PREFERENCE: u32 = 101;
+/// Route table of what goes to pods: by the bridge, or nowhere.
+pub const POOL_ROUTE_TABLE: u32 = 18081;
+/// Priority of the rule that leads to [`POOL_ROUTE_TABLE`].
+pub const POOL_RULE_PREFERENCE: u32 = 102;
 /// Name of this document in the state directory.
 pub const FILE_NAME: &str = "node.json";
 

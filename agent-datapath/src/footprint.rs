@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use agent_core::node::{
-    BRIDGE, DROP_RULE_PREFERENCE, PROXY_MARK, PROXY_MARK_MASK, ROUTE_TABLE, RULE_PREFERENCE,
+    BRIDGE, DROP_RULE_PREFERENCE, POOL_ROUTE_TABLE, PROXY_MARK, PROXY_MARK_MASK, ROUTE_TABLE,
 };
 use agent_ebpf_common::names;
 
@@ -18,7 +18,7 @@ use crate::{
     error::NetError,
     link::HOST_VETH_PREFIX,
     network::MaskedMark,
-    routing::{DropRules, PolicyRoute},
+    routing::DropRules,
 };
 
 mod files;
@@ -130,6 +130,8 @@ pub enum Thing {
     PolicyRoute,
     /// The policy rules that drop what may not be routed out.
     DropRules,
+    /// The policy rule and the table of the way to the pods.
+    PoolRoute,
     /// Tables `agent_network` of every nftables family.
     NftTables,
     /// Chains `AGENT-CNI…` and the rules that lead there, in both iptables backends.
@@ -146,13 +148,14 @@ pub enum Thing {
 
 impl Thing {
     /// All kinds, in the order in which they may go.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Conf,
         Self::PodLinks,
         Self::Bridge,
         Self::Pins,
         Self::PolicyRoute,
         Self::DropRules,
+        Self::PoolRoute,
         Self::NftTables,
         Self::IptablesChains,
         Self::Ipset,
@@ -171,6 +174,7 @@ impl Thing {
             Self::Pins => "pins",
             Self::PolicyRoute => "policy_route",
             Self::DropRules => "drop_rules",
+            Self::PoolRoute => "pool_route",
             Self::NftTables => "nft_tables",
             Self::IptablesChains => "iptables_chains",
             Self::Ipset => "ipset",
@@ -248,7 +252,8 @@ pub async fn remove(thing: Thing, places: &Places) -> Result<(), NetError> {
         Thing::Pins => files::remove_pins(&places.pin_base),
         Thing::PodLinks => kernel::remove_pod_links().await,
         Thing::Bridge => kernel::remove_bridge().await,
-        Thing::PolicyRoute => kernel::remove_policy_route(&policy_route()).await,
+        Thing::PolicyRoute => kernel::remove_table(ROUTE_TABLE).await,
+        Thing::PoolRoute => kernel::remove_table(POOL_ROUTE_TABLE).await,
         Thing::DropRules => kernel::remove_drop_rules(&drop_rules()).await,
         Thing::NftTables => netfilter::remove_tables(),
         Thing::IptablesChains => iptables::remove(),
@@ -296,7 +301,8 @@ async fn find(thing: Thing, places: &Places) -> Result<Vec<(String, String)>, Ne
         Thing::Pins => files::find_pins(&places.pin_base),
         Thing::PodLinks => kernel::find_pod_links().await,
         Thing::Bridge => kernel::find_bridge().await,
-        Thing::PolicyRoute => kernel::find_policy_route(&policy_route()).await,
+        Thing::PolicyRoute => kernel::find_table(ROUTE_TABLE).await,
+        Thing::PoolRoute => kernel::find_table(POOL_ROUTE_TABLE).await,
         Thing::DropRules => kernel::find_drop_rules(&drop_rules()).await,
         Thing::NftTables => netfilter::find_tables(),
         Thing::IptablesChains => iptables::find(),
@@ -315,16 +321,6 @@ fn drop_rules() -> DropRules {
             mask: PROXY_MARK_MASK,
         },
         services: Vec::new(),
-    }
-}
-
-fn policy_route() -> PolicyRoute {
-    PolicyRoute {
-        iif: BRIDGE.to_owned(),
-        mark: PROXY_MARK,
-        mask: PROXY_MARK_MASK,
-        table: ROUTE_TABLE,
-        pref: RULE_PREFERENCE,
     }
 }
 

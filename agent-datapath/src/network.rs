@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use agent_core::{attachment::Mode, node::DROP_RULE_PREFERENCE};
+use agent_core::{attachment::Mode, node::{DROP_RULE_PREFERENCE, POOL_ROUTE_TABLE, POOL_RULE_PREFERENCE}};
 use ipnet::Ipv4Net;
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         ruleset::{self, Parts},
         value::Family,
     },
-    routing::{DropRules, PolicyRoute},
+    routing::{DropRules, PolicyRoute, PoolRoute},
     rtnl::Rtnl,
     sysctl,
 };
@@ -100,6 +100,16 @@ impl NodeNetwork {
         }
     }
 
+    /// The way to the pods.
+    #[must_use]
+    pub fn pool_route(&self) -> PoolRoute {
+        PoolRoute {
+            gateway: self.bridge.address,
+            table: POOL_ROUTE_TABLE,
+            pref: POOL_RULE_PREFERENCE,
+        }
+    }
+
     /// The mark of an answer to the node: another value of the proxy's bits. The table sets it, because where br_netfilter
     /// is, an answer whose source the node had translated goes to its real address before it meets the bridge's filter.
     #[must_use]
@@ -138,7 +148,10 @@ pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
         node.policy_route().ensure(&rtnl).await?;
     }
     node.drop_rules().ensure(&rtnl).await?;
+    let way_back = node.pool_route();
+    way_back.close(&rtnl).await?;
     bridge::up(&rtnl, &node.bridge, index).await?;
+    way_back.ensure(&rtnl, index).await?;
     Ok(index)
 }
 
@@ -155,6 +168,7 @@ pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
         node.policy_route().check(&rtnl).await?;
     }
     node.drop_rules().check(&rtnl).await?;
+    node.pool_route().check(&rtnl, index).await?;
     check_rules(node)?;
     Ok(index)
 }
@@ -212,6 +226,7 @@ pub async fn remove_node(node: &NodeNetwork) -> Result<(), NetError> {
     errors.extend(link::delete_link(&rtnl, &node.bridge.name).await.err());
     errors.extend(node.policy_route().remove(&rtnl).await.err());
     errors.extend(node.drop_rules().remove(&rtnl).await.err());
+    errors.extend(node.pool_route().remove(&rtnl).await.err());
     errors.extend(iptables::remove().err());
     errors.extend(nft::remove(Family::Ip, ruleset::TABLE).err());
     let settings = sysctl::node_settings(&node.bridge.name);

@@ -18,8 +18,10 @@ use crate::{
 };
 
 mod drop_rules;
+mod pool_route;
 
 pub use drop_rules::DropRules;
+pub use pool_route::PoolRoute;
 
 /// `ip rule add pref PREF iif IIF fwmark MARK/MASK lookup TABLE` and `ip route add local default dev lo table TABLE`.
 ///
@@ -55,33 +57,20 @@ impl PolicyRoute {
             .await
             .doing(|| format!("add the local default route to table {}", self.table))?;
         let mut present = false;
-        for rule in self.rules(rtnl).await? {
+        for rule in rules_to(rtnl, self.table).await? {
             if !present && self.is_this(&rule) {
                 present = true;
             } else {
-                self.delete_rule(rtnl, rule).await?;
+                delete_rule(rtnl, rule).await?;
             }
         }
         if !present {
-            let mut request = rtnl
-                .handle()
-                .rule()
-                .add()
-                .v4()
-                .priority(self.pref)
-                .input_interface(&self.iif)
-                .table_id(self.table)
-                .fw_mark(self.mark)
-                .action(RuleAction::ToTable);
-            request.message_mut().header.table = 0;
-            request
-                .message_mut()
-                .attributes
-                .push(RuleAttribute::FwMask(self.mask));
-            request
-                .execute()
-                .await
-                .doing_unless(libc::EEXIST, || self.describe_rule())?;
+            let rule = new_rule(self.pref, RuleAction::ToTable)
+                .with(RuleAttribute::Iifname(self.iif.clone()))
+                .with(RuleAttribute::Table(self.table))
+                .with(RuleAttribute::FwMark(self.mark))
+                .with(RuleAttribute::FwMask(self.mask));
+            add_rule(rtnl, rule, || self.describe_rule()).await?;
         }
         Ok(())
     }
@@ -91,33 +80,7 @@ impl PolicyRoute {
     /// # Errors
     /// `Refused` when the kernel says no.
     pub async fn remove(&self, rtnl: &Rtnl) -> Result<(), NetError> {
-        for rule in self.rules(rtnl).await? {
-            self.delete_rule(rtnl, rule).await?;
-        }
-        for route in routes(rtnl).await? {
-            if table(&route) != self.table {
-                continue;
-            }
-            rtnl.handle()
-                .route()
-                .del(route)
-                .execute()
-                .await
-                .doing_unless(libc::ESRCH, || {
-                    format!("remove a route from table {}", self.table)
-                })?;
-        }
-        Ok(())
-    }
-
-    /// How many rules lead to our table, and how many routes are in it.
-    ///
-    /// # Errors
-    /// `Refused` when the kernel cannot be asked.
-    pub async fn traces(&self, rtnl: &Rtnl) -> Result<(usize, usize), NetError> {
-        let routes = routes(rtnl).await?;
-        let routes = routes.iter().filter(|route| table(route) == self.table);
-        Ok((self.rules(rtnl).await?.len(), routes.count()))
+        remove_table(rtnl, self.table).await
     }
 
     /// Compares with what the kernel has.
@@ -125,12 +88,8 @@ impl PolicyRoute {
     /// # Errors
     /// `Differs` when the rule or the route is missing.
     pub async fn check(&self, rtnl: &Rtnl) -> Result<(), NetError> {
-        if !self
-            .rules(rtnl)
-            .await?
-            .iter()
-            .any(|rule| self.is_this(rule))
-        {
+        let rules = rules_to(rtnl, self.table).await?;
+        if !rules.iter().any(|rule| self.is_this(rule)) {
             return Err(NetError::differs(
                 format!("the policy rule of table {}", self.table),
                 "missing",
@@ -169,24 +128,6 @@ impl PolicyRoute {
             .build()
     }
 
-    /// Every IPv4 rule that leads to our table.
-    async fn rules(&self, rtnl: &Rtnl) -> Result<Vec<RuleMessage>, NetError> {
-        let mut stream = rtnl.handle().rule().get(IpVersion::V4).execute();
-        let mut ours = Vec::new();
-        while let Some(rule) = stream
-            .try_next()
-            .await
-            .doing(|| "list policy rules".into())?
-        {
-            let leads_here = rule.attributes.contains(&RuleAttribute::Table(self.table))
-                || (self.table < 256 && u32::from(rule.header.table) == self.table);
-            if leads_here {
-                ours.push(rule);
-            }
-        }
-        Ok(ours)
-    }
-
     fn is_this(&self, rule: &RuleMessage) -> bool {
         let has = |wanted| rule.attributes.contains(&wanted);
         has(RuleAttribute::Priority(self.pref))
@@ -197,18 +138,114 @@ impl PolicyRoute {
             && rule.header.src_len == 0
             && rule.header.dst_len == 0
     }
+}
 
-    async fn delete_rule(&self, rtnl: &Rtnl, rule: RuleMessage) -> Result<(), NetError> {
-        rtnl.handle()
-            .rule()
-            .del(rule)
-            .execute()
-            .await
-            .doing_unless(libc::ENOENT, || {
-                format!("remove a rule of table {}", self.table)
-            })?;
-        Ok(())
+/// A rule as a message: what it asks for is added by [`RuleParts::with`].
+fn new_rule(pref: u32, action: RuleAction) -> RuleMessage {
+    let mut rule = RuleMessage::default();
+    rule.header.family = AddressFamily::Inet;
+    rule.header.action = action;
+    rule.with(RuleAttribute::Priority(pref))
+}
+
+/// Builds a rule.
+trait RuleParts {
+    /// With one thing more that it asks for, or says.
+    fn with(self, part: RuleAttribute) -> Self;
+    /// For packets to a network.
+    fn to(self, net: Ipv4Net) -> Self;
+}
+
+impl RuleParts for RuleMessage {
+    fn with(mut self, part: RuleAttribute) -> Self {
+        self.attributes.push(part);
+        self
     }
+
+    fn to(mut self, net: Ipv4Net) -> Self {
+        self.header.dst_len = net.prefix_len();
+        self.with(RuleAttribute::Destination(net.network().into()))
+    }
+}
+
+/// Adds a rule; fine when somebody was faster.
+async fn add_rule(
+    rtnl: &Rtnl,
+    rule: RuleMessage,
+    describe: impl FnOnce() -> String,
+) -> Result<(), NetError> {
+    let mut request = rtnl.handle().rule().add();
+    *request.message_mut() = rule;
+    request.execute().await.doing_unless(libc::EEXIST, describe)?;
+    Ok(())
+}
+
+/// Removes a rule; fine when it is gone.
+async fn delete_rule(rtnl: &Rtnl, rule: RuleMessage) -> Result<(), NetError> {
+    rtnl.handle()
+        .rule()
+        .del(rule)
+        .execute()
+        .await
+        .doing_unless(libc::ENOENT, || "remove a policy rule of ours".into())?;
+    Ok(())
+}
+
+/// Every IPv4 policy rule.
+async fn rules(rtnl: &Rtnl) -> Result<Vec<RuleMessage>, NetError> {
+    let mut stream = rtnl.handle().rule().get(IpVersion::V4).execute();
+    let mut rules = Vec::new();
+    while let Some(rule) = stream
+        .try_next()
+        .await
+        .doing(|| "list policy rules".into())?
+    {
+        rules.push(rule);
+    }
+    Ok(rules)
+}
+
+/// Every IPv4 rule that leads to a table.
+async fn rules_to(rtnl: &Rtnl, table: u32) -> Result<Vec<RuleMessage>, NetError> {
+    let mut rules = rules(rtnl).await?;
+    rules.retain(|rule| {
+        rule.attributes.contains(&RuleAttribute::Table(table))
+            || (table < 256 && u32::from(rule.header.table) == table)
+    });
+    Ok(rules)
+}
+
+/// The rules that lead to a table of ours, and whatever is in it; fine when there is nothing.
+pub(crate) async fn remove_table(rtnl: &Rtnl, number: u32) -> Result<(), NetError> {
+    for rule in rules_to(rtnl, number).await? {
+        delete_rule(rtnl, rule).await?;
+    }
+    for route in routes(rtnl).await? {
+        if table(&route) == number {
+            delete_route(rtnl, route).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn delete_route(rtnl: &Rtnl, route: RouteMessage) -> Result<(), NetError> {
+    let number = table(&route);
+    rtnl.handle()
+        .route()
+        .del(route)
+        .execute()
+        .await
+        .doing_unless(libc::ESRCH, || {
+            format!("remove a route from table {number}")
+        })?;
+    Ok(())
+}
+
+/// How many rules lead to a table, and how many routes are in it.
+pub(crate) async fn traces_of_table(rtnl: &Rtnl, number: u32) -> Result<(usize, usize), NetError> {
+    let routes = routes(rtnl).await?;
+    let routes = routes.iter().filter(|route| table(route) == number);
+    Ok((rules_to(rtnl, number).await?.len(), routes.count()))
 }
 
 /// A pod's routes: the gateway on the link, everything else by it. A route that is there already is somebody else's,

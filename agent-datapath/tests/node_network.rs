@@ -87,6 +87,16 @@ fn whatever_is_broken_on_the_node_is_found_and_mended() {
             "ip rule del pref 101",
             "ip rule del pref 101 to 10.96.0.0/12",
             "ip rule add pref 101 iif agentcni0 to 10.0.0.0/8 blackhole",
+            "ip rule del pref 102",
+            "ip rule del pref 102; ip rule add pref 102 to 169.254.9.0/24 iif lo lookup 18081",
+            "ip rule add pref 102 to 10.0.0.0/8 lookup 18081",
+            "ip route flush table 18081",
+            "ip route del 169.254.9.0/24 table 18081",
+            "ip route del blackhole default table 18081",
+            "ip route add 169.254.9.7/32 dev lo table 18081",
+            "ip route del 169.254.9.0/24 dev agentcni0",
+            "ip route replace 169.254.9.0/24 dev lo",
+            "ip link set agentcni0 down; ip link set agentcni0 up",
             "echo 0 > /proc/sys/net/ipv4/ip_forward",
             "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter",
             "echo 2 > /proc/sys/net/ipv4/conf/agentcni0/rp_filter",
@@ -106,6 +116,13 @@ fn whatever_is_broken_on_the_node_is_found_and_mended() {
             }
         }
         assert_eq!(run("ip rule | grep -c 18080").trim(), "1");
+        assert_eq!(
+            run("{ ip rule | grep 18081; ip route show table 18081; ip route show dev agentcni0; } | sed s/linkdown.//"),
+            "102:\tfrom all to 169.254.9.0/24 lookup 18081\n\
+             blackhole default proto static \n\
+             169.254.9.0/24 dev agentcni0 proto static scope link src 169.254.9.1 \n\
+             169.254.9.0/24 proto kernel scope link src 169.254.9.1 \n"
+        );
         let drops = run("ip rule | grep ^101:");
         assert_eq!(
             drops
@@ -128,7 +145,7 @@ fn removing_the_node_puts_back_what_was_there_before() {
         );
         let state = || {
             run(
-                "ip rule; nft list ruleset; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",
+                "ip rule; ip route show table all | grep 1808; ip route; nft list ruleset; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",
             )
         };
         let before = state();

@@ -12,7 +12,7 @@ mod pods;
 mod tests;
 
 /// Every check, in the order in which they are told: what others build on comes first.
-const ALL: [fn(&Facts) -> Finding; 32] = [
+const ALL: [fn(&Facts) -> Finding; 33] = [
     machine::kernel,
     machine::btf,
     machine::bpffs,
@@ -29,6 +29,7 @@ const ALL: [fn(&Facts) -> Finding; 32] = [
     network::bridge,
     network::bridge_filter,
     network::policy_route,
+    network::pool_route,
     network::nftables,
     network::iptables_rules,
     network::iptables,

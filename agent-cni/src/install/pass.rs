@@ -321,6 +321,11 @@ async fn network_differences(network: &network::NodeNetwork) -> Vec<Found> {
     match Rtnl::connect() {
         Ok(rtnl) => {
             let bridge = bridge::check(&rtnl, &network.bridge).await;
+            // without a bridge there is no way to it
+            if let Ok(index) = bridge {
+                let way = network.pool_route().check(&rtnl, index).await;
+                note(Kind::PoolRoute, way);
+            }
             note(Kind::Bridge, bridge.map(|_| ()));
             let filter = bridge_filter::check_by_name(&rtnl, network).await;
             note(Kind::BridgeFilter, filter);

@@ -78,6 +78,7 @@ mod tests {
             Thing::Pins,
             Thing::PolicyRoute,
             Thing::DropRules,
+            Thing::PoolRoute,
             Thing::NftTables,
             Thing::IptablesChains,
             Thing::Sysctls,

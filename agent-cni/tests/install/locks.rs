@@ -189,6 +189,88 @@ fn nft_flush_ruleset_in_the_ebpf_mode() {
     );
 }
 
+/// The node's routes no longer lead to the bridge, while the node sends to a pod, as the proxy answers: none of it leaves by
+/// the uplink, though the default route is there.
+#[test]
+fn what_is_for_a_pod_leaves_by_no_other_interface_whatever_the_routes_say() {
+    for mode in ["ebpf", COMPAT] {
+        let mut host = Host::with_uplink().in_mode(mode);
+        let installer = host.keep();
+        let (result, _) = attached(&host);
+        let pod = crate::support::address(&result);
+        let pool = host
+            .node
+            .sh("ip -4 -o route show dev agentcni0 proto kernel")
+            .split(' ')
+            .next()
+            .unwrap()
+            .to_owned();
+        watch_the_uplink(&host);
+        let sender = format!(
+            "import socket\n\
+             s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.setblocking(False)\n\
+             while True:\n\
+             \x20try: s.sendto(b'secret',('{pod}',9999))\n\
+             \x20except OSError: pass"
+        );
+        let answers = host
+            .node
+            .command("python3")
+            .args(["-c", &sender])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let _answers = Flood {
+            children: vec![answers],
+        };
+        let sent = || {
+            let said = host.node.sh("ip -j -s link show dev agentcni0");
+            let said: Value = serde_json::from_str(&said).unwrap();
+            said[0]["stats64"]["tx"]["packets"].as_u64().unwrap_or(0)
+        };
+        host.until("the pod is sent to", || sent() > 100);
+        for opens in [
+            format!("ip route del {pool} dev agentcni0"),
+            format!("ip route replace {pool} dev eth0"),
+            format!("ip route add {pod}/32 dev eth0"),
+            "ip rule del pref 102".into(),
+            "nft delete table ip agent_network".into(),
+            format!("nft delete table ip agent_network; ip route del {pool} dev agentcni0"),
+            format!("ip rule del pref 102; ip route replace {pool} dev eth0"),
+            "ip link set agentcni0 down".into(),
+            "ip link del agentcni0".into(),
+        ] {
+            host.node.sh(&opens);
+            host.until("the node is right", || {
+                // asked of the kernel: readiness may be of the pass before
+                let said = host.node.sh(
+                    "ip route show dev agentcni0 proto kernel; ip rule show pref 102; \
+                     nft list tables | grep 'ip agent_network$' || true",
+                );
+                said.lines().count() == 3 && host.node.check("c1", &result).exit == 0
+            });
+            let before = sent();
+            host.until("the pod is sent to again", || sent() > before + 100);
+            assert_eq!(on_the_uplink(&host), 0, "{mode}: {opens}");
+            // not ours: it stays, and harms nobody
+            host.node
+                .sh(&format!("ip route del {pod}/32 dev eth0 2>/dev/null || true"));
+        }
+        drop(installer);
+        // and nobody repairs
+        host.node.sh(&format!(
+            "ip route del {pool} dev agentcni0; ip route add {pod}/32 dev eth0"
+        ));
+        let before = sent();
+        host.until("the pod is sent to still", || sent() > before + 1000);
+        host.node.sh("ip link set agentcni0 down; sleep 0.2");
+        assert_eq!(on_the_uplink(&host), 0, "{mode}: without a repair");
+        host.node.sh("ping -c 1 -W 2 192.0.2.1");
+        assert!(on_the_uplink(&host) > 0);
+    }
+}
+
 #[test]
 fn setup_gives_pods_back_what_they_lost_with_the_bridge_down_or_their_entries_flushed() {
     for mode in ["ebpf", COMPAT] {

@@ -194,6 +194,12 @@ fn settings_routes_and_rules() {
         ),
         ("policy_route", "ip rule del pref 100".into()),
         ("policy_route", "ip route flush table 18080".into()),
+        ("pool_route", "ip rule del pref 102".into()),
+        ("pool_route", "ip route flush table 18081".into()),
+        (
+            "pool_route",
+            "ip route del $(ip -4 route show dev agentcni0 proto kernel | cut -d' ' -f1) dev agentcni0".into(),
+        ),
         (
             "policy_route",
             "ip rule del pref 101; ip rule del pref 101".into(),
@@ -250,6 +256,7 @@ fn what_the_iptables_compat_mode_is_made_of() {
         ("bridge", "ip link del agentcni0".into()),
         ("bridge_filter", "tc filter del dev agentcni0 ingress".into()),
         ("policy_route", "ip rule del pref 101".into()),
+        ("pool_route", "ip rule del pref 102".into()),
         ("sysctl", "echo 0 > /proc/sys/net/ipv4/ip_forward".into()),
         ("pod", format!("ip link set {veth} nomaster")),
     ] {

@@ -58,6 +58,7 @@ fn a_healthy_node_with_pods_is_given_back_and_says_which_pods_to_recreate() {
             "pins",
             "policy_route",
             "drop_rules",
+            "pool_route",
             "nft_tables",
             "sysctls",
             "binary",

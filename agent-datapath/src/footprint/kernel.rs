@@ -1,4 +1,4 @@
-//! Links, policy route and settings of ours.
+//! Links, policy rules with their routes, and settings of ours.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{files::several, is_pod_link};
 use crate::{
     error::NetError,
     link,
-    routing::{DropRules, PolicyRoute},
+    routing::{self, DropRules},
     rtnl::{Doing, Rtnl},
     sysctl,
 };
@@ -76,11 +76,8 @@ pub(super) async fn remove_bridge() -> Result<(), NetError> {
     link::delete_link(&Rtnl::connect()?, BRIDGE).await
 }
 
-pub(super) async fn find_policy_route(
-    route: &PolicyRoute,
-) -> Result<Vec<(String, String)>, NetError> {
-    let (rules, routes) = route.traces(&Rtnl::connect()?).await?;
-    let table = route.table;
+pub(super) async fn find_table(table: u32) -> Result<Vec<(String, String)>, NetError> {
+    let (rules, routes) = routing::traces_of_table(&Rtnl::connect()?, table).await?;
     let mut found = Vec::new();
     found.extend((rules > 0).then(|| {
         (
@@ -97,8 +94,8 @@ pub(super) async fn find_policy_route(
     Ok(found)
 }
 
-pub(super) async fn remove_policy_route(route: &PolicyRoute) -> Result<(), NetError> {
-    route.remove(&Rtnl::connect()?).await
+pub(super) async fn remove_table(table: u32) -> Result<(), NetError> {
+    routing::remove_table(&Rtnl::connect()?, table).await
 }
 
 pub(super) async fn find_drop_rules(rules: &DropRules) -> Result<Vec<(String, String)>, NetError> {

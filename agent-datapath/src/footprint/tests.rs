@@ -71,6 +71,7 @@ fn new_pods_end_before_links_and_links_before_what_controls_them() {
         Thing::Pins,
         Thing::PolicyRoute,
         Thing::DropRules,
+        Thing::PoolRoute,
         Thing::NftTables,
         Thing::IptablesChains,
     ] {

@@ -57,7 +57,7 @@ pub fn table(node: &NodeNetwork, parts: Parts) -> Table {
         prerouting(node, parts),
         input(node, parts),
         forward(node),
-        sent_by_ipvs(node),
+        leaving(node),
         postrouting(node),
         marking(node, parts),
     ];
@@ -375,11 +375,23 @@ fn forward(node: &NodeNetwork) -> Chain {
     )
 }
 
-/// Once more where IPVS can't be past it: what it takes out of the input hook it sends from the output hook, and
-/// nothing of that is forwarded. Its packets have no input interface on every kernel; they still have the pod's address.
-fn sent_by_ipvs(node: &NodeNetwork) -> Chain {
+/// What is for a pod leaves by the bridge alone, whatever the node's routes say.
+///
+/// And what a pod may not be sent on to, once more where IPVS can't be past it: what it takes out of the input hook it sends
+/// from the output hook, and nothing of that is forwarded. Its packets have no input interface on every kernel; they still
+/// have the pod's address.
+fn leaving(node: &NodeNetwork) -> Chain {
     let service = || [from(node.bridge.address), marked(node.service)].concat();
     let mut rules = vec![
+        rule(
+            "nothing for a pod leaves by another interface",
+            [
+                to(node.bridge.address),
+                not_out_by(&node.bridge.name),
+                not_out_by("lo"),
+                refuse(),
+            ],
+        ),
         // a node port, an external address: virtual servers as well, and never past the proxy
         rule(
             "what is for the proxy goes nowhere else",
@@ -397,7 +409,7 @@ fn sent_by_ipvs(node: &NodeNetwork) -> Chain {
         )
     }));
     base(
-        "sent_by_ipvs",
+        "leaving",
         ChainKind::Filter,
         Hook::Postrouting,
         PRIORITY_BEFORE_SOURCE_NAT,
@@ -452,6 +464,13 @@ fn to_pods(node: &NodeNetwork) -> Vec<Expr> {
 
 fn not_by(name: &str) -> Vec<Expr> {
     vec![Expr::Meta(Meta::InputName), Expr::NotEqual(interface(name))]
+}
+
+fn not_out_by(name: &str) -> Vec<Expr> {
+    vec![
+        Expr::Meta(Meta::OutputName),
+        Expr::NotEqual(interface(name)),
+    ]
 }
 
 fn from(net: Ipv4Net) -> Vec<Expr> {

@@ -73,8 +73,9 @@ const EXPECTED: &str = r#"table ip agent_network {
 		oifname "agentcni0" counter drop comment "nothing else through the node to a pod"
 	}
 
-	chain sent_by_ipvs {
+	chain leaving {
 		type filter hook postrouting priority srcnat - 1; policy accept;
+		ip daddr 169.254.9.0/24 oifname != "agentcni0" oifname != "lo" counter drop comment "nothing for a pod leaves by another interface"
 		ip saddr 169.254.9.0/24 meta mark & 0x0f000000 == 0x0a000000 counter drop comment "what is for the proxy goes nowhere else"
 		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 oifname "agentcni0" counter drop comment "no service is a way around the proxy to another pod"
 		ip saddr 169.254.9.0/24 meta mark & 0x000000ff == 0x00000077 ip daddr 169.254.169.254 counter drop comment "no service is a way to a sensitive range"

@@ -7,16 +7,11 @@
 
 use std::net::IpAddr;
 
-use futures_util::TryStreamExt;
 use ipnet::Ipv4Net;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rtnetlink::IpVersion;
 
-use crate::{
-    error::NetError,
-    network::MaskedMark,
-    rtnl::{Doing, Rtnl},
-};
+use super::{RuleParts, add_rule, delete_rule, new_rule, rules};
+use crate::{error::NetError, network::MaskedMark, rtnl::Rtnl};
 
 /// `ip rule add pref PREF iif IIF fwmark MARK/MASK blackhole`, and `ip rule add pref PREF iif IIF to CIDR blackhole` for each
 /// Service CIDR.
@@ -59,30 +54,21 @@ impl DropRules {
             }
         }
         for wanted in missing {
-            let mut request = rtnl
-                .handle()
-                .rule()
-                .add()
-                .v4()
-                .priority(self.pref)
-                .input_interface(&self.iif)
-                .action(RuleAction::Blackhole);
-            request.message_mut().header.table = 0;
-            request = match wanted {
-                Ends::To(net) => request.destination_prefix(net.addr(), net.prefix_len()),
-                Ends::Marked(mark, mask) => {
-                    let mut request = request.fw_mark(mark);
-                    let attributes = &mut request.message_mut().attributes;
-                    attributes.push(RuleAttribute::FwMask(mask));
-                    request
-                }
+            let rule = new_rule(self.pref, RuleAction::Blackhole)
+                .with(RuleAttribute::Iifname(self.iif.clone()));
+            let rule = match wanted {
+                Ends::To(net) => rule.to(net),
+                Ends::Marked(mark, mask) => rule
+                    .with(RuleAttribute::FwMark(mark))
+                    .with(RuleAttribute::FwMask(mask)),
             };
-            request.execute().await.doing_unless(libc::EEXIST, || {
+            add_rule(rtnl, rule, || {
                 format!("add rule {}", self.describe(wanted))
-            })?;
+            })
+            .await?;
         }
         for rule in surplus {
-            delete(rtnl, rule).await?;
+            delete_rule(rtnl, rule).await?;
         }
         Ok(())
     }
@@ -126,7 +112,7 @@ impl DropRules {
     /// `Refused` when the kernel says no.
     pub async fn remove(&self, rtnl: &Rtnl) -> Result<(), NetError> {
         for rule in self.rules(rtnl).await? {
-            delete(rtnl, rule).await?;
+            delete_rule(rtnl, rule).await?;
         }
         Ok(())
     }
@@ -166,22 +152,14 @@ impl DropRules {
 
     /// Every IPv4 rule at our preference that drops what the bridge brings.
     async fn rules(&self, rtnl: &Rtnl) -> Result<Vec<RuleMessage>, NetError> {
-        let mut stream = rtnl.handle().rule().get(IpVersion::V4).execute();
-        let mut ours = Vec::new();
-        while let Some(rule) = stream
-            .try_next()
-            .await
-            .doing(|| "list policy rules".into())?
-        {
+        let mut rules = rules(rtnl).await?;
+        rules.retain(|rule| {
             let has = |wanted| rule.attributes.contains(&wanted);
-            if rule.header.action == RuleAction::Blackhole
+            rule.header.action == RuleAction::Blackhole
                 && has(RuleAttribute::Priority(self.pref))
                 && has(RuleAttribute::Iifname(self.iif.clone()))
-            {
-                ours.push(rule);
-            }
-        }
-        Ok(ours)
+        });
+        Ok(rules)
     }
 }
 
@@ -210,14 +188,4 @@ fn ends(rule: &RuleMessage) -> Option<Ends> {
         (Some(mark), Some(mask), None) => Some(Ends::Marked(mark, mask)),
         _ => None,
     }
-}
-
-async fn delete(rtnl: &Rtnl, rule: RuleMessage) -> Result<(), NetError> {
-    rtnl.handle()
-        .rule()
-        .del(rule)
-        .execute()
-        .await
-        .doing_unless(libc::ENOENT, || "remove a policy rule that drops".into())?;
-    Ok(())
 }

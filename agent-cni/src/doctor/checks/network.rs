@@ -65,6 +65,15 @@ pub(super) fn policy_route(facts: &Facts) -> Finding {
     })
 }
 
+/// The way back to the pods.
+pub(super) fn pool_route(facts: &Facts) -> Finding {
+    let mut check = Check::new("pool-route");
+    if let Err(why) = &facts.network.pool_route {
+        check.fail(why, SETUP);
+    }
+    check.finish("what is for a pod goes by the bridge, or nowhere")
+}
+
 /// Our nftables table.
 pub(super) fn nftables(facts: &Facts) -> Finding {
     let mut check = Check::new("nftables");

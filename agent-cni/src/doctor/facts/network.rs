@@ -24,6 +24,8 @@ pub(crate) struct Network {
     pub(crate) policy_route: Seen<()>,
     /// Whether what may not be routed out is dropped.
     pub(crate) drop_rules: Seen<()>,
+    /// Whether what is for a pod goes by the bridge, or nowhere; without a bridge there is nothing to see.
+    pub(crate) pool_route: Seen<()>,
     /// Whether our nftables table is as it should be.
     pub(crate) nftables: Seen<()>,
     /// Whether our iptables rules are as they should be; of use in mode iptables-compat only.
@@ -68,6 +70,11 @@ impl Network {
                 ..Self::unseen(&why)
             },
             Ok(wanted) => Self {
+                pool_route: match link::index_of(rtnl, BRIDGE).await {
+                    Ok(Some(index)) => seen(wanted.pool_route().check(rtnl, index).await),
+                    Ok(None) => Ok(()),
+                    Err(error) => seen(Err(error)),
+                },
                 bridge: seen(bridge::check(rtnl, &wanted.bridge).await),
                 bridge_filter: seen(bridge_filter::check_by_name(rtnl, &wanted).await),
                 policy_route: seen(wanted.policy_route().check(rtnl).await),
@@ -93,6 +100,7 @@ impl Network {
             bridge_filter: Err(why.to_owned()),
             policy_route: Err(why.to_owned()),
             drop_rules: Err(why.to_owned()),
+            pool_route: Err(why.to_owned()),
             nftables: Err(why.to_owned()),
             iptables_rules: Err(why.to_owned()),
             iptables: Err(why.to_owned()),

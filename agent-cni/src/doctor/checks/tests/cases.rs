@@ -232,6 +232,12 @@ pub(super) const CASES: &[Case] = &[
         "drops is missing",
     ),
     (
+        |f| f.network.pool_route = Err("the pods' route in table 254 is missing".into()),
+        "pool-route",
+        Level::Fail,
+        "table 254 is missing",
+    ),
+    (
         |f| f.network.nftables = Err("missing".into()),
         "nftables",
         Level::Fail,
