@@ -232,12 +232,12 @@ fn what_is_for_a_pod_leaves_by_no_other_interface_whatever_the_routes_say() {
         host.until("the pod is sent to", || sent() > 100);
         for opens in [
             format!("ip route del {pool} dev agentcni0"),
-            format!("ip route replace {pool} dev eth0"),
-            format!("ip route add {pod}/32 dev eth0"),
+            format!("ip route replace {pool} via 192.0.2.1 dev up0"),
+            format!("ip route add {pod}/32 via 192.0.2.1 dev up0"),
             "ip rule del pref 102".into(),
             "nft delete table ip agent_network".into(),
             format!("nft delete table ip agent_network; ip route del {pool} dev agentcni0"),
-            format!("ip rule del pref 102; ip route replace {pool} dev eth0"),
+            format!("ip rule del pref 102; ip route replace {pool} via 192.0.2.1 dev up0"),
             "ip link set agentcni0 down".into(),
             "ip link del agentcni0".into(),
         ] {
@@ -255,12 +255,12 @@ fn what_is_for_a_pod_leaves_by_no_other_interface_whatever_the_routes_say() {
             assert_eq!(on_the_uplink(&host), 0, "{mode}: {opens}");
             // not ours: it stays, and harms nobody
             host.node
-                .sh(&format!("ip route del {pod}/32 dev eth0 2>/dev/null || true"));
+                .sh(&format!("ip route del {pod}/32 via 192.0.2.1 dev up0 2>/dev/null || true"));
         }
         drop(installer);
         // and nobody repairs
         host.node.sh(&format!(
-            "ip route del {pool} dev agentcni0; ip route add {pod}/32 dev eth0"
+            "ip route del {pool} dev agentcni0; ip route add {pod}/32 via 192.0.2.1 dev up0"
         ));
         let before = sent();
         host.until("the pod is sent to still", || sent() > before + 1000);
