@@ -14,12 +14,7 @@ use agent_core::node::{
 };
 use agent_ebpf_common::names;
 
-use crate::{
-    error::NetError,
-    link::HOST_VETH_PREFIX,
-    network::MaskedMark,
-    routing::DropRules,
-};
+use crate::{error::NetError, link::HOST_VETH_PREFIX, network::MaskedMark, routing::DropRules};
 
 mod files;
 mod iptables;

@@ -6,7 +6,10 @@
 
 use std::path::PathBuf;
 
-use agent_core::{attachment::Mode, node::{DROP_RULE_PREFERENCE, POOL_ROUTE_TABLE, POOL_RULE_PREFERENCE}};
+use agent_core::{
+    attachment::Mode,
+    node::{DROP_RULE_PREFERENCE, POOL_ROUTE_TABLE, POOL_RULE_PREFERENCE},
+};
 use ipnet::Ipv4Net;
 
 use crate::{

@@ -176,7 +176,10 @@ async fn add_rule(
 ) -> Result<(), NetError> {
     let mut request = rtnl.handle().rule().add();
     *request.message_mut() = rule;
-    request.execute().await.doing_unless(libc::EEXIST, describe)?;
+    request
+        .execute()
+        .await
+        .doing_unless(libc::EEXIST, describe)?;
     Ok(())
 }
 

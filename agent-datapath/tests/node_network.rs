@@ -117,7 +117,9 @@ fn whatever_is_broken_on_the_node_is_found_and_mended() {
         }
         assert_eq!(run("ip rule | grep -c 18080").trim(), "1");
         assert_eq!(
-            run("{ ip rule | grep 18081; ip route show table 18081; ip route show dev agentcni0; } | sed s/linkdown.//"),
+            run(
+                "{ ip rule | grep 18081; ip route show table 18081; ip route show dev agentcni0; } | sed s/linkdown.//"
+            ),
             "102:\tfrom all to 169.254.9.0/24 lookup 18081\n\
              blackhole default proto static \n\
              169.254.9.0/24 dev agentcni0 proto static scope link src 169.254.9.1 \n\

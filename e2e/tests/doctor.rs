@@ -480,6 +480,18 @@ fn what_is_wrong_with_the_nodes_network() {
             "SETUP",
         ),
         case(
+            "ip rule del pref 102",
+            &[("pool-route", "fail")],
+            "table 18081",
+            "SETUP",
+        ),
+        case(
+            "ip route del $(ip -4 route show dev agentcni0 proto kernel | cut -d' ' -f1) dev agentcni0",
+            &[("pool-route", "fail")],
+            "table 254",
+            "SETUP",
+        ),
+        case(
             "nft delete table ip agent_network",
             &[("nftables", "fail")],
             "missing",

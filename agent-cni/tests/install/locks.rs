@@ -254,8 +254,9 @@ fn what_is_for_a_pod_leaves_by_no_other_interface_whatever_the_routes_say() {
             host.until("the pod is sent to again", || sent() > before + 100);
             assert_eq!(on_the_uplink(&host), 0, "{mode}: {opens}");
             // not ours: it stays, and harms nobody
-            host.node
-                .sh(&format!("ip route del {pod}/32 via 192.0.2.1 dev up0 2>/dev/null || true"));
+            host.node.sh(&format!(
+                "ip route del {pod}/32 via 192.0.2.1 dev up0 2>/dev/null || true"
+            ));
         }
         drop(installer);
         // and nobody repairs

@@ -62,10 +62,7 @@ impl DropRules {
                     .with(RuleAttribute::FwMark(mark))
                     .with(RuleAttribute::FwMask(mask)),
             };
-            add_rule(rtnl, rule, || {
-                format!("add rule {}", self.describe(wanted))
-            })
-            .await?;
+            add_rule(rtnl, rule, || format!("add rule {}", self.describe(wanted))).await?;
         }
         for rule in surplus {
             delete_rule(rtnl, rule).await?;

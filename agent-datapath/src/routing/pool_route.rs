@@ -94,7 +94,11 @@ impl PoolRoute {
         if rules.len() != 1 || !rules.iter().all(|rule| self.is_this(rule)) {
             return Err(NetError::differs(
                 format!("the policy rule of table {}", self.table),
-                if rules.is_empty() { "missing" } else { "another, or there twice" },
+                if rules.is_empty() {
+                    "missing"
+                } else {
+                    "another, or there twice"
+                },
                 self.describe_rule(),
             ));
         }
@@ -182,7 +186,11 @@ impl PoolRoute {
     fn by(&self, table: u32, bridge: u32) -> RouteMessage {
         RouteMessageBuilder::<Ipv4Addr>::new()
             .table_id(table)
-            .protocol(if table == MAIN { RouteProtocol::Kernel } else { RouteProtocol::Static })
+            .protocol(if table == MAIN {
+                RouteProtocol::Kernel
+            } else {
+                RouteProtocol::Static
+            })
             .scope(RouteScope::Link)
             .destination_prefix(self.pool().network(), self.pool().prefix_len())
             .output_interface(bridge)

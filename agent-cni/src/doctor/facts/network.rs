@@ -24,7 +24,7 @@ pub(crate) struct Network {
     pub(crate) policy_route: Seen<()>,
     /// Whether what may not be routed out is dropped.
     pub(crate) drop_rules: Seen<()>,
-    /// Whether what is for a pod goes by the bridge, or nowhere; without a bridge there is nothing to see.
+    /// Whether what is for a pod goes by the bridge, or nowhere; seen when the bridge is right, as it follows from it.
     pub(crate) pool_route: Seen<()>,
     /// Whether our nftables table is as it should be.
     pub(crate) nftables: Seen<()>,
@@ -69,28 +69,30 @@ impl Network {
                 iptables,
                 ..Self::unseen(&why)
             },
-            Ok(wanted) => Self {
-                pool_route: match link::index_of(rtnl, BRIDGE).await {
-                    Ok(Some(index)) => seen(wanted.pool_route().check(rtnl, index).await),
-                    Ok(None) => Ok(()),
-                    Err(error) => seen(Err(error)),
-                },
-                bridge: seen(bridge::check(rtnl, &wanted.bridge).await),
-                bridge_filter: seen(bridge_filter::check_by_name(rtnl, &wanted).await),
-                policy_route: seen(wanted.policy_route().check(rtnl).await),
-                drop_rules: seen(wanted.drop_rules().check(rtnl).await),
-                nftables: seen(network::check_table(&wanted)),
-                iptables_rules: match wanted.mode {
-                    Mode::Ebpf => Ok(()),
-                    Mode::IptablesCompat => seen(iptables::check(&wanted)).map(|_| ()),
-                },
-                iptables,
-                sysctls: Ok(settings(&wanted)),
-                ports,
-                in_use,
-                uplink_mtu,
-                port_mtu,
-            },
+            Ok(wanted) => {
+                let bridge = seen(bridge::check(rtnl, &wanted.bridge).await);
+                Self {
+                    pool_route: match bridge {
+                        Ok(index) => seen(wanted.pool_route().check(rtnl, index).await),
+                        Err(_) => Ok(()),
+                    },
+                    bridge,
+                    bridge_filter: seen(bridge_filter::check_by_name(rtnl, &wanted).await),
+                    policy_route: seen(wanted.policy_route().check(rtnl).await),
+                    drop_rules: seen(wanted.drop_rules().check(rtnl).await),
+                    nftables: seen(network::check_table(&wanted)),
+                    iptables_rules: match wanted.mode {
+                        Mode::Ebpf => Ok(()),
+                        Mode::IptablesCompat => seen(iptables::check(&wanted)).map(|_| ()),
+                    },
+                    iptables,
+                    sysctls: Ok(settings(&wanted)),
+                    ports,
+                    in_use,
+                    uplink_mtu,
+                    port_mtu,
+                }
+            }
         }
     }
 
