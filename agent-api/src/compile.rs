@@ -3,11 +3,23 @@
 use std::collections::BTreeSet;
 
 use agent_core::policy::document::{
-    DocumentError, PolicyHeader, Rule, RuleDirection, RuleKind, RuntimePolicy, Subjects,
+    CredentialFormat, DocumentError, PolicyHeader, Rule, RuleDirection, RuleKind, RuntimePolicy,
+    Subjects,
 };
 
-use crate::policy::{AgentNetworkPolicy, CredentialRule, EgressRule, IngressRule};
+use crate::policy::{CredentialRule, EgressRule, IngressRule, PolicySpec};
 use crate::{CREDENTIALS_SECRET, SYSTEM_NAMESPACE};
+
+/// A policy as the compiler takes it, wherever it was read: from the API server or from a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPolicy {
+    /// The object's namespace.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// What the policy says.
+    pub spec: PolicySpec,
+}
 
 /// What the operator decides, beside the policies.
 #[derive(Clone, Debug)]
@@ -79,30 +91,18 @@ pub enum InvalidReason {
 ///
 /// An invalid policy is left out, so that it takes no other down; what it would have allowed is then denied.
 pub fn compile(
-    policies: &[AgentNetworkPolicy],
+    policies: &[NamedPolicy],
     options: &CompileOptions,
 ) -> (RuntimePolicy, Vec<InvalidPolicy>) {
-    let mut sorted: Vec<(String, &AgentNetworkPolicy)> = policies
-        .iter()
-        .map(|policy| {
-            (
-                policy
-                    .metadata
-                    .namespace
-                    .clone()
-                    .unwrap_or_else(|| options.system_namespace.clone()),
-                policy,
-            )
-        })
-        .collect();
-    sorted.sort_by(|(a_ns, a), (b_ns, b)| (a_ns, &a.metadata.name).cmp(&(b_ns, &b.metadata.name)));
+    let mut sorted: Vec<&NamedPolicy> = policies.iter().collect();
+    sorted.sort_by_key(|policy| (&policy.namespace, &policy.name));
     let mut document = RuntimePolicy::default();
     let mut invalid = Vec::new();
     let mut seen = BTreeSet::new();
-    for (namespace, policy) in sorted {
-        let full_name = format!("{namespace}/{}", policy.metadata.name);
+    for policy in sorted {
+        let full_name = format!("{}/{}", policy.namespace, policy.name);
         let outcome = if seen.insert(full_name.clone()) {
-            one(&namespace, policy, options)
+            one(policy, options)
         } else {
             Err(InvalidReason::Duplicate)
         };
@@ -127,11 +127,10 @@ pub fn compile(
 
 /// One policy's header and rules, validated as if it were alone.
 fn one(
-    namespace: &str,
-    policy: &AgentNetworkPolicy,
+    policy: &NamedPolicy,
     options: &CompileOptions,
 ) -> Result<(PolicyHeader, Vec<Rule>), InvalidReason> {
-    let system = namespace == options.system_namespace;
+    let system = policy.namespace == options.system_namespace;
     let spec = &policy.spec;
     if !system && spec.namespace_selector.is_some() {
         return Err(InvalidReason::NamespaceSelector(
@@ -139,8 +138,8 @@ fn one(
         ));
     }
     let header = PolicyHeader {
-        namespace: namespace.to_owned(),
-        name: policy.metadata.name.clone(),
+        namespace: policy.namespace.clone(),
+        name: policy.name.clone(),
         priority: spec.priority,
         mode: spec.mode,
         subjects: Subjects {
@@ -148,7 +147,7 @@ fn one(
             namespaces: if system {
                 Vec::new()
             } else {
-                vec![namespace.to_owned()]
+                vec![policy.namespace.clone()]
             },
             namespace_selector: spec.namespace_selector.clone(),
             pod_selector: spec.pod_selector.clone(),
@@ -243,26 +242,31 @@ fn credential(
         header: Some(rule.header.clone()),
         value_from_file: Some(format!("{}/{}", secret.name, secret.key)),
         prefix: rule.prefix.clone(),
-        format: rule.format,
+        // what is the default anyway is left out, so that a file and the same policy from the API server, which fills
+        // defaults in, compile to the same bytes
+        format: (rule.format != CredentialFormat::default()).then_some(rule.format),
         username: rule.username.clone(),
-        strip_from_response: rule.strip_from_response,
-        allow_cleartext: rule.allow_cleartext,
+        strip_from_response: (!rule.strip_from_response).then_some(false),
+        allow_cleartext: rule.allow_cleartext.then_some(true),
         tls: rule.tls,
         ..Rule::new(0, rule.name.clone(), RuleKind::Credential)
     })
 }
 
 fn ingress(rule: &IngressRule, kind: RuleKind) -> Rule {
-    let name = rule
-        .name
-        .clone()
-        .unwrap_or_else(|| format!("{}->{}", rule.caller, rule.target));
+    let name = rule.name.clone().unwrap_or_else(|| made_up_name(rule));
     Rule {
         direction: RuleDirection::Ingress,
         caller: Some(rule.caller.clone()),
         target: Some(rule.target.clone()),
         ..Rule::new(0, name, kind)
     }
+}
+
+/// `caller/target` of letters that a rule's name may have: no part of a caller or target is `any` but a star.
+fn made_up_name(rule: &IngressRule) -> String {
+    let part = |text: &str| if text == "*" { "any" } else { text }.to_owned();
+    format!("{}/{}", part(&rule.caller), part(&rule.target))
 }
 
 #[cfg(test)]

@@ -1,14 +1,20 @@
 //! The policy objects that people write, and their compilation into the runtime policy.
 //!
-//! Owns the shape of `AgentNetworkPolicy` (group `agent.tke.cloud.tencent.com`, version `v1alpha1`) and the pure function
-//! from a list of them to the one document that every proxy reads. It knows no API server and reads no file.
+//! Owns the shape of `AgentNetworkPolicy` and `AgentNetworkClass` (group `agent.tke.cloud.tencent.com`, version `v1alpha1`),
+//! their definitions for the API server, and the pure function from a list of policies to the one document that every
+//! proxy reads. It knows no API server and reads no file.
 #![forbid(unsafe_code)]
 
+pub mod class;
 pub mod compile;
+pub mod crds;
 pub mod manifest;
 pub mod policy;
+mod schema;
+pub mod status;
 
-pub use compile::{CompileOptions, InvalidPolicy, compile};
+pub use class::AgentNetworkClass;
+pub use compile::{CompileOptions, InvalidPolicy, NamedPolicy, compile};
 pub use manifest::{ManifestError, parse_manifests};
 pub use policy::AgentNetworkPolicy;
 

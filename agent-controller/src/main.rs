@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
-use agent_api::{AgentNetworkPolicy, CompileOptions, compile, parse_manifests};
+use agent_api::{CompileOptions, NamedPolicy, compile, crds, parse_manifests};
 
 /// The control plane of agent-network.
 #[derive(Parser)]
@@ -40,20 +40,33 @@ enum Command {
         #[arg(long = "credential-secret", default_value = agent_api::CREDENTIALS_SECRET)]
         credential_secrets: Vec<String>,
     },
+    /// Print the CustomResourceDefinitions of AgentNetworkPolicy and AgentNetworkClass.
+    ///
+    /// Example: agent-controller crds | kubectl apply --server-side -f -
+    Crds {
+        /// Write one file for each kind into this folder instead; it is made when it isn't there.
+        #[arg(long)]
+        output_dir: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
-    let Command::Compile {
-        files,
-        output,
-        system_namespace,
-        credential_secrets,
-    } = Arguments::parse().command;
-    let options = CompileOptions {
-        system_namespace,
-        credential_secrets: credential_secrets.into_iter().collect(),
+    let outcome = match Arguments::parse().command {
+        Command::Compile {
+            files,
+            output,
+            system_namespace,
+            credential_secrets,
+        } => {
+            let options = CompileOptions {
+                system_namespace,
+                credential_secrets: credential_secrets.into_iter().collect(),
+            };
+            compile_files(&files, output.as_deref(), &options)
+        }
+        Command::Crds { output_dir } => write_crds(output_dir.as_deref()).map(|()| 0),
     };
-    match run(&files, output.as_deref(), &options) {
+    match outcome {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(1),
         Err(error) => {
@@ -64,15 +77,17 @@ fn main() -> ExitCode {
 }
 
 /// Compiles and writes; returns how many policies were left out.
-fn run(
+fn compile_files(
     files: &[PathBuf],
     output: Option<&Path>,
     options: &CompileOptions,
 ) -> anyhow::Result<usize> {
-    let mut policies: Vec<AgentNetworkPolicy> = Vec::new();
+    let mut policies: Vec<NamedPolicy> = Vec::new();
     for file in files {
         let text = read(file).with_context(|| format!("read {}", file.display()))?;
-        policies.extend(parse_manifests(&text).with_context(|| file.display().to_string())?);
+        let read = parse_manifests(&text, &options.system_namespace)
+            .with_context(|| file.display().to_string())?;
+        policies.extend(read);
     }
     let (document, invalid) = compile(&policies, options);
     for policy in &invalid {
@@ -86,6 +101,22 @@ fn run(
         Some(path) => replace(path, &text).with_context(|| format!("write {}", path.display()))?,
     }
     Ok(invalid.len())
+}
+
+fn write_crds(dir: Option<&Path>) -> anyhow::Result<()> {
+    let files = crds::files()?;
+    let Some(dir) = dir else {
+        let documents: Vec<String> = files.into_iter().map(|file| file.text).collect();
+        return std::io::stdout()
+            .write_all(documents.join("---\n").as_bytes())
+            .context("write standard output");
+    };
+    std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    for file in files {
+        let path = dir.join(&file.name);
+        replace(&path, &file.text).with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 fn read(file: &Path) -> std::io::Result<String> {

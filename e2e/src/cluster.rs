@@ -136,6 +136,42 @@ impl Cluster {
     }
 }
 
+/// An API server and its etcd alone, without nodes: ready in seconds.
+pub struct ApiServer {
+    kubectl: Kubectl,
+    _control_plane: ControlPlane,
+    world: World,
+}
+
+impl ApiServer {
+    /// Starts both.
+    ///
+    /// # Errors
+    /// When a program can't be built or doesn't come up.
+    pub fn start() -> Result<ApiServer> {
+        let bins = containerd::programs()?;
+        let world = World::create("api-server")?;
+        switch(&world.node())?;
+        let pki = make_pki(&world, &[])?;
+        let control_plane = ControlPlane::start_api_server(&world, &bins, &pki)?;
+        Ok(ApiServer {
+            kubectl: Kubectl::new(world.node(), &bins, &pki, world.dir()),
+            _control_plane: control_plane,
+            world,
+        })
+    }
+
+    /// `kubectl`, with every right.
+    pub fn kubectl(&self) -> &Kubectl {
+        &self.kubectl
+    }
+
+    /// A folder for files, the same path inside and outside.
+    pub fn dir(&self) -> &Path {
+        self.world.dir()
+    }
+}
+
 /// Whether an object's condition is `True`.
 pub fn is_true(object: &Value, condition: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();

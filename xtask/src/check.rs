@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{build, cargo, run, setup};
+use crate::{build, cargo, crds, run, setup};
 
 /// Every package of the workspace and the packages of the workspace that it may name.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -31,9 +31,10 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("aya-ebpf", &["agent-ebpf"]),
     ("rtnetlink", &["agent-datapath"]),
     ("tokio", &["agent-cni", "agent-datapath", "agent-node"]),
+    ("kube", &["agent-api", "agent-controller", "agent-node"]),
 ];
 
-/// Formatting, arrows, licences and lints.
+/// Formatting, arrows, licences, lints and generated files.
 ///
 /// # Errors
 /// When one of them is wrong; the message says which and what to do.
@@ -49,7 +50,8 @@ pub(crate) fn all() -> Result<()> {
         "-D",
         "warnings",
     ]))
-    .context("clippy found something")
+    .context("clippy found something")?;
+    crds::check()
 }
 
 /// The arrows between the packages.

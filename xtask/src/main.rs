@@ -9,6 +9,7 @@ mod apt;
 mod build;
 mod build_ebpf;
 mod check;
+mod crds;
 mod demo;
 mod kernel_matrix;
 mod setup;
@@ -42,8 +43,10 @@ enum Task {
     },
     /// Run the data path on other kernels in emulated machines, as root, and print a table
     KernelMatrix(kernel_matrix::Options),
-    /// Formatting, package arrows, licences, lints
+    /// Formatting, package arrows, licences, lints, generated files
     Check,
+    /// Write the CustomResourceDefinitions into chart/crds/, from the types in agent-api
+    Crds,
     /// Install what the demo and the tests need (Debian packages)
     Setup,
 }
@@ -64,6 +67,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { filter } => test::test(&filter),
         Task::KernelMatrix(options) => kernel_matrix::kernel_matrix(&options),
         Task::Check => check::all(),
+        Task::Crds => crds::write(),
         Task::Setup => setup::for_tests(true),
     }
 }

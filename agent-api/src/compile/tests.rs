@@ -4,8 +4,8 @@ use crate::parse_manifests;
 const CODING: &str = include_str!("../../../chart/examples/coding-agent.yaml");
 const MULTI: &str = include_str!("../../../chart/examples/multi-agent.yaml");
 
-fn policies(text: &str) -> Vec<AgentNetworkPolicy> {
-    parse_manifests(text).unwrap()
+fn policies(text: &str) -> Vec<NamedPolicy> {
+    parse_manifests(text, SYSTEM_NAMESPACE).unwrap()
 }
 
 #[test]
@@ -103,4 +103,41 @@ fn one_of_two_objects_with_the_same_name_is_left_out() {
         &CompileOptions::default(),
     );
     assert_eq!((document.policies.len(), invalid.len()), (1, 1));
+}
+
+#[test]
+fn an_ingress_rule_without_a_name_gets_one_that_answers_can_carry() {
+    let text = MULTI
+        .replace("- name: planner-calls-server\n        caller", "- caller")
+        .replace("- name: untrusted-never\n        caller", "- caller")
+        .replace("sa:agent-workloads:untrusted-agent", "*");
+    let (document, invalid) = compile(&policies(&text), &CompileOptions::default());
+    assert!(invalid.is_empty(), "{invalid:?}");
+    let names: Vec<&str> = document
+        .rules
+        .iter()
+        .map(|rule| rule.name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "any/agent-server",
+            "sa:agent-workloads:planner/agent-server"
+        ]
+    );
+}
+
+#[test]
+fn defaults_that_the_api_server_fills_in_change_nothing() {
+    let filled = CODING.replace(
+        "        tls: originate",
+        "        tls: originate\n        format: raw\n        stripFromResponse: true\n        allowCleartext: false",
+    );
+    assert_ne!(filled, CODING);
+    let compiled = |text: &str| {
+        compile(&policies(text), &CompileOptions::default())
+            .0
+            .to_json()
+    };
+    assert_eq!(compiled(&filled), compiled(CODING));
 }

@@ -20,12 +20,27 @@ impl ControlPlane {
     /// Starts everything; returns when the API server is ready.
     pub(super) fn start(world: &World, bins: &Path, pki: &Path) -> Result<ControlPlane> {
         let place = world.node();
-        let start = |name: &str, flags: &[String]| {
-            let program = bins.join(name).to_string_lossy().into_owned();
-            let mut line = vec![program.as_str()];
-            line.extend(flags.iter().map(String::as_str));
-            place.spawn(name, &line, &[])
-        };
+        let start = |name: &str, flags: &[String]| spawn(&place, bins, name, flags);
+        let mut processes = Self::api_server(world, bins, pki)?;
+        let manager = start("kube-controller-manager", &controller_manager(pki))?;
+        let scheduler = start("kube-scheduler", &client(pki, "scheduler"))?;
+        processes.splice(0..0, [scheduler, manager]);
+        Ok(ControlPlane {
+            _processes: processes,
+        })
+    }
+
+    /// Starts only etcd and the API server.
+    pub(super) fn start_api_server(world: &World, bins: &Path, pki: &Path) -> Result<ControlPlane> {
+        Ok(ControlPlane {
+            _processes: Self::api_server(world, bins, pki)?,
+        })
+    }
+
+    /// etcd and the API server, in the order in which they are to be stopped; returns when it is ready.
+    fn api_server(world: &World, bins: &Path, pki: &Path) -> Result<Vec<Process>> {
+        let place = world.node();
+        let start = |name: &str, flags: &[String]| spawn(&place, bins, name, flags);
         let etcd = start("etcd", &etcd())?;
         let mut api = start("kube-apiserver", &api_server(pki))?;
         eventually("the API server is ready", Duration::from_secs(90), || {
@@ -33,12 +48,15 @@ impl ControlPlane {
             ready(&place, pki)
         })
         .with_context(|| last_lines(&api))?;
-        let manager = start("kube-controller-manager", &controller_manager(pki))?;
-        let scheduler = start("kube-scheduler", &client(pki, "scheduler"))?;
-        Ok(ControlPlane {
-            _processes: vec![scheduler, manager, api, etcd],
-        })
+        Ok(vec![api, etcd])
     }
+}
+
+fn spawn(place: &Place, bins: &Path, name: &str, flags: &[String]) -> Result<Process> {
+    let program = bins.join(name).to_string_lossy().into_owned();
+    let mut line = vec![program.as_str()];
+    line.extend(flags.iter().map(String::as_str));
+    place.spawn(name, &line, &[])
 }
 
 fn ready(place: &Place, pki: &Path) -> Result<()> {
