@@ -42,7 +42,7 @@ fn file(definition: &CustomResourceDefinition) -> Result<CrdFile, CrdError> {
     let yaml = serde_json::to_value(definition)
         .map_err(|error| error.to_string())
         .and_then(|mut tree| {
-            unwrap_descriptions(&mut tree);
+            tidy(&mut tree);
             serde_saphyr::to_string(&tree).map_err(|error| error.to_string())
         })
         .map_err(|why| CrdError {
@@ -57,18 +57,22 @@ fn file(definition: &CustomResourceDefinition) -> Result<CrdFile, CrdError> {
     })
 }
 
-/// The lines of doc comments are those of the source; `kubectl explain` breaks lines itself.
-fn unwrap_descriptions(tree: &mut Value) {
+/// The lines of doc comments are those of the source, while `kubectl explain` breaks lines itself. And kube lets null
+/// be a port, which no rule expects; without that the API server takes a null for a field that isn't there, as everywhere.
+fn tidy(tree: &mut Value) {
     match tree {
         Value::Object(map) => {
+            if map.contains_key("x-kubernetes-int-or-string") {
+                map.remove("nullable");
+            }
             for (key, value) in map {
                 match value {
                     Value::String(text) if key == "description" => *text = text.replace('\n', " "),
-                    _ => unwrap_descriptions(value),
+                    _ => tidy(value),
                 }
             }
         }
-        Value::Array(list) => list.iter_mut().for_each(unwrap_descriptions),
+        Value::Array(list) => list.iter_mut().for_each(tidy),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }

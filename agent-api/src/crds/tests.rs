@@ -3,8 +3,9 @@ use std::path::Path;
 use super::*;
 
 fn schema(definition: &CustomResourceDefinition) -> Value {
-    serde_json::to_value(definition).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        .clone()
+    let mut tree = serde_json::to_value(definition).unwrap();
+    tidy(&mut tree);
+    tree["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
 /// Calls `see` for every schema, with its path.

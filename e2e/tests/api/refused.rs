@@ -434,6 +434,7 @@ pub(crate) fn accepted() -> Vec<Value> {
         ingress("pod:agents:planner-0.x", "Agents/Server"),
         json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": "a", "empty": ""}}, "priority": -5, "mode": "audit"}),
         json!({"podSelector": null, "egress": {"allow": null}}),
+        json!({"egress": {"allow": [{"name": "r", "host": "a.example", "port": null, "tls": null}]}}),
     ];
     let policies = specs
         .into_iter()
