@@ -4,6 +4,10 @@
 //! The doc comments of the fields are what `kubectl explain` shows.
 
 #![expect(
+    clippy::duplicated_attributes,
+    reason = "every printer column has its own name, type and path"
+)]
+#![expect(
     unreachable_pub,
     reason = "KubeSchema derives from copies of the types inside of functions"
 )]

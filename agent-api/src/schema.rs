@@ -98,7 +98,7 @@ fn number(least: i64, most: i64) -> Schema {
     json_schema!({"type": "integer", "minimum": least, "maximum": most})
 }
 
-fn list(most: u32, items: Schema) -> Schema {
+fn list(most: u32, items: &Schema) -> Schema {
     json_schema!({"type": "array", "maxItems": most, "items": items, "x-kubernetes-list-type": "atomic"})
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn port(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(crate) fn ports(generator: &mut SchemaGenerator) -> Schema {
-    list(32, port(generator))
+    list(32, &port(generator))
 }
 
 pub(crate) fn methods(_: &mut SchemaGenerator) -> Schema {
@@ -213,7 +213,7 @@ pub(crate) fn methods(_: &mut SchemaGenerator) -> Schema {
             "write an HTTP method in capitals, such as GET",
         )],
     );
-    list(32, method)
+    list(32, &method)
 }
 
 pub(crate) fn paths(_: &mut SchemaGenerator) -> Schema {
@@ -238,7 +238,7 @@ pub(crate) fn paths(_: &mut SchemaGenerator) -> Schema {
             ),
         ],
     );
-    list(32, path)
+    list(32, &path)
 }
 
 pub(crate) fn tls(_: &mut SchemaGenerator) -> Schema {
@@ -357,7 +357,7 @@ pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     ]);
     let key = text(317, &[(&format!("self.{KEY}"), KEY_SAYS)]);
     let value = text(63, &[(&format!("self.{VALUE}"), VALUE_SAYS)]);
-    let mut values = list(64, value);
+    let mut values = list(64, &value);
     values.insert(
         "description".to_owned(),
         json!("The values of In and NotIn; none for Exists and DoesNotExist."),
@@ -483,11 +483,11 @@ pub(crate) fn service_cidrs(_: &mut SchemaGenerator) -> Schema {
             ),
         ],
     );
-    list(32, range)
+    list(32, &range)
 }
 
 pub(crate) fn sensitive_cidrs(generator: &mut SchemaGenerator) -> Schema {
-    list(64, cidr(generator))
+    list(64, &cidr(generator))
 }
 
 pub(crate) fn listener_port(_: &mut SchemaGenerator) -> Schema {
