@@ -7,6 +7,10 @@
     clippy::panic,
     reason = "a test fails by panicking"
 )]
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "json! in a call reads better without an ampersand"
+)]
 
 use anyhow::{Context, Result, ensure};
 use e2e::cluster::{ApiServer, is_true};

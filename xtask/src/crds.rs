@@ -13,11 +13,17 @@ use crate::{cargo, run};
 /// # Errors
 /// When the controller doesn't build, or the folder can't be written.
 pub(crate) fn write() -> Result<()> {
-    let dir = committed();
-    if dir.exists() {
-        fs::remove_dir_all(&dir).with_context(|| format!("empty {}", dir.display()))?;
+    let (new, dir) = (read(&fresh()?)?, committed());
+    fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+    for name in differences(&read(&dir)?, &new) {
+        let path = dir.join(&name);
+        match new.get(&name) {
+            Some(text) => fs::write(&path, text),
+            None => fs::remove_file(&path),
+        }
+        .with_context(|| format!("write {}", path.display()))?;
     }
-    generate(&dir)
+    Ok(())
 }
 
 /// Compares `chart/crds/` with what the types give.
@@ -25,12 +31,7 @@ pub(crate) fn write() -> Result<()> {
 /// # Errors
 /// When a file differs, is missing, or is there for no kind.
 pub(crate) fn check() -> Result<()> {
-    let fresh = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/crds");
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh).with_context(|| format!("empty {}", fresh.display()))?;
-    }
-    generate(&fresh)?;
-    let wrong = differences(&read(&committed())?, &read(&fresh)?);
+    let wrong = differences(&read(&committed())?, &read(&fresh()?)?);
     if !wrong.is_empty() {
         bail!(
             "chart/crds/ is not what the types in agent-api give ({}): run `cargo xtask crds`",
@@ -42,6 +43,16 @@ pub(crate) fn check() -> Result<()> {
 
 fn committed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../chart/crds")
+}
+
+/// A folder with what the types give.
+fn fresh() -> Result<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/crds");
+    if dir.exists() {
+        fs::remove_dir_all(&dir).with_context(|| format!("empty {}", dir.display()))?;
+    }
+    generate(&dir)?;
+    Ok(dir)
 }
 
 fn generate(dir: &Path) -> Result<()> {
