@@ -1,6 +1,6 @@
 //! The composition root: builds every part once, starts the workers, and ends them.
 //!
-//! Threads: one per worker; `policy`, `credentials` and `audit`, which may block on files; and
+//! Threads: one per worker; `policy`, `credentials`, `pods` and `audit`, which may block on files; and
 //! this one, whose runtime has the local endpoints, the identity table and the registration.
 
 use std::io;
@@ -16,7 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::admin::Admin;
 use crate::audit::{AuditError, AuditSink};
-use crate::config::Config;
+use crate::config::{Config, FactsFrom};
 use crate::context::Context;
 use crate::credential::CredentialStore;
 use crate::dns;
@@ -28,7 +28,7 @@ use crate::listener::{
 use crate::metrics::Metrics;
 use crate::node_nets::{LOOK_EVERY, NodeNetsCell, NodeNetsReader};
 use crate::policy_store::{self, PolicyStore};
-use crate::workloads::{FactsFile, Follower, Workloads};
+use crate::workloads::{Cluster, FactsFile, Follower, Watch, WorkloadSource, Workloads};
 
 /// How often it is looked whether the workers are still there, and whether they have ended.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
@@ -47,6 +47,9 @@ pub enum AppError {
     /// The credentials' thread.
     #[error("start the thread that follows credential files")]
     Credentials(#[source] io::Error),
+    /// The thread that hears the API server.
+    #[error("start the thread that follows pods in the API server")]
+    Watch(#[source] io::Error),
     /// A worker's sockets.
     #[error(transparent)]
     Sockets(#[from] SocketError),
@@ -72,11 +75,20 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let (audit, writer) = AuditSink::start(&config.audit, config.workers)?;
     let (nets, nets_reader) = NodeNetsCell::new(&config.state_dir, &config.fake_cidrs);
     let workloads = Workloads::new(config.identity_wait);
-    let facts = Box::new(FactsFile::new(&config.workloads_file));
+    let (facts, cluster): (Box<dyn WorkloadSource>, _) = match &config.facts {
+        FactsFrom::File(path) => (Box::new(FactsFile::new(path)), None),
+        FactsFrom::Cluster(from) => {
+            let cluster = Cluster::start(from);
+            let watch = Watch::new(&cluster, from, &workloads);
+            watch.start().map_err(AppError::Watch)?;
+            (cluster.source(), Some(cluster))
+        }
+    };
     let follower = Follower::start(&workloads, &config.state_dir, facts);
     let context = Arc::new(Context {
         policy: PolicyStore::follow(&config.policy_file)?,
         workloads,
+        cluster,
         credentials: CredentialStore::start(&config.credentials_dir)
             .map_err(AppError::Credentials)?,
         audit,

@@ -94,7 +94,11 @@ Examples:
 
 const CONFIG_HELP: &str = "\
 Fields of the configuration (docs/zeroproxy-config.md has units and reasons):
-  policyFile, workloadsFile, credentialsDir     absolute paths; these three are required
+  policyFile, credentialsDir                    absolute paths; required
+  cluster.nodeName        the node whose pods these are: labels and service accounts from the API server
+  cluster.kubeconfig      how to reach it [as a pod, by its service account]
+  cluster.snapshotFile    kept for an outage [/var/lib/tke-agent-network/zeroproxy/pods.json]
+  workloadsFile           instead of cluster, outside Kubernetes
   stateDir                [/var/lib/tke-agent-network/agent-cni]
   pinDir                  [/sys/fs/bpf/agent-network]
   listen                  local endpoints [127.0.0.1:18080]

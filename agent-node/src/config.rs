@@ -10,6 +10,8 @@ use std::time::Duration;
 use agent_core::identity::Workload;
 use ipnet::Ipv4Net;
 
+use crate::workloads::ClusterConfig;
+
 mod file;
 mod upstreams;
 
@@ -18,6 +20,8 @@ pub use upstreams::{Scheme, Upstream, Upstreams};
 
 /// Where agent-cni keeps its state unless told otherwise (reference, "Troubleshooting").
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/tke-agent-network/agent-cni";
+/// Keeps what the API server said about pods; beside agent-cni's state, and not in it.
+pub const DEFAULT_SNAPSHOT_FILE: &str = "/var/lib/tke-agent-network/zeroproxy/pods.json";
 /// The folder of the pinned programs and maps, without the layout's version.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/agent-network";
 /// The documented port (see reference, "Core Concepts"); by its own address only the node reaches it.
@@ -58,8 +62,8 @@ pub struct Config {
     pub pin_dir: PathBuf,
     /// The runtime policy document.
     pub policy_file: PathBuf,
-    /// Service accounts and labels of this node's pods.
-    pub workloads_file: PathBuf,
+    /// Where service accounts and labels of this node's pods come from.
+    pub facts: FactsFrom,
     /// The folder that every credential file must be in.
     pub credentials_dir: PathBuf,
     /// Where pods' TCP and the node's own connections are taken; its port is the gateway's, too.
@@ -88,6 +92,15 @@ pub struct Config {
     pub workers: u16,
     /// Fake IP CIDRs of other nodes; this node's own comes from the state.
     pub fake_cidrs: Vec<Ipv4Net>,
+}
+
+/// Where service accounts and labels of pods come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FactsFrom {
+    /// A file, outside Kubernetes.
+    File(PathBuf),
+    /// The API server.
+    Cluster(ClusterConfig),
 }
 
 /// Who may use the proxy from the node itself, as an explicit proxy, and under which identity.

@@ -18,7 +18,7 @@ use crate::metrics::{Metrics, WorkerMetrics};
 use crate::node_nets::NodeNetsCell;
 use crate::policy_store::PolicyStore;
 use crate::proxy;
-use crate::workloads::Workloads;
+use crate::workloads::{Cluster, Workloads};
 
 /// The state of one ZeroProxy process, shared by all its workers.
 pub struct Context {
@@ -28,6 +28,8 @@ pub struct Context {
     pub policy: PolicyStore,
     /// Source address -> pod.
     pub workloads: Workloads,
+    /// What the API server said about pods, when that is where it comes from.
+    pub cluster: Option<Cluster>,
     /// The only reader of secrets.
     pub credentials: CredentialStore,
     /// Where audit lines go.

@@ -17,12 +17,14 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+mod cluster;
 mod facts_file;
 mod follow;
 mod source;
 mod state_dir;
 mod table;
 
+pub use cluster::{Cluster, ClusterConfig, ClusterHealth, Origin, Watch};
 pub use facts_file::FactsFile;
 pub use follow::Follower;
 pub use source::{PodFacts, PodRef, WorkloadSource};
@@ -130,6 +132,11 @@ impl Workloads {
                 return self.known(ip);
             }
         }
+    }
+
+    /// Has the follower look now at what is new, and not when its time comes.
+    fn look_again(&self) {
+        self.0.missed.notify_one();
     }
 
     fn publish(&self, table: Table) {

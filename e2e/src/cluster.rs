@@ -30,6 +30,8 @@ use control_plane::ControlPlane;
 
 /// The control plane's address, and the nodes' router.
 pub const ROUTER: &str = "10.231.0.1";
+/// The address of a node that joins an API server without a cluster.
+const NODE: &str = "10.231.0.11";
 /// The Pod CIDR of the primary CNI.
 pub const POD_CIDR: &str = "10.244.0.0/16";
 /// Names that only the cluster's DNS server knows, all of them at [`ROUTER`].
@@ -169,6 +171,22 @@ impl ApiServer {
     /// A folder for files, the same path inside and outside.
     pub fn dir(&self) -> &Path {
         self.world.dir()
+    }
+
+    /// Joins a node of another world to the API server by an interface `name` there, and answers the kubeconfig with
+    /// which its programs reach it.
+    ///
+    /// # Errors
+    /// When the interface's name is taken.
+    pub fn join(&self, node: &World, name: &str) -> Result<PathBuf> {
+        node.link(name, &self.world, "node")?;
+        let script = format!("ip addr add {NODE}/24 dev {name} && ip link set {name} up");
+        node.node().sh(&script)?.success()?;
+        self.world
+            .node()
+            .sh("ip link set node master br0 up")?
+            .success()?;
+        Ok(self.world.dir().join("pki/admin.kubeconfig"))
     }
 }
 

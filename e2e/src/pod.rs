@@ -25,6 +25,8 @@ pub struct PodSpec {
     pub service_account: String,
     /// Its labels.
     pub labels: Vec<(String, String)>,
+    /// Its UID, when the API server has given it one.
+    pub uid: Option<String>,
 }
 
 impl PodSpec {
@@ -35,12 +37,14 @@ impl PodSpec {
             name: name.to_owned(),
             service_account: name.to_owned(),
             labels: vec![("app".to_owned(), name.to_owned())],
+            uid: None,
         }
     }
 
-    /// Its UID, made of its name.
+    /// Its UID, or one made of its name.
     pub fn uid(&self) -> String {
-        format!("uid-{}-{}", self.namespace, self.name)
+        let of_the_name = || format!("uid-{}-{}", self.namespace, self.name);
+        self.uid.clone().unwrap_or_else(of_the_name)
     }
 
     /// The ID of its sandbox, made of its name.

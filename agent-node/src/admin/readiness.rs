@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::context::Context;
 use crate::listener::DataPath;
 use crate::policy_store::PolicyStatus;
+use crate::workloads::{Cluster, Origin};
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,6 +25,7 @@ pub fn readiness(context: &Context, data_path: &DataPath) -> Vec<Check> {
     vec![
         policy(&context.policy.status()),
         node(context),
+        workloads(context),
         listeners(data_path),
         draining(context),
     ]
@@ -67,6 +69,34 @@ fn node(context: &Context) -> Check {
     };
     Check {
         name: "node",
+        ok,
+        detail,
+    }
+}
+
+/// An API server that is away doesn't make the process unready: what it said last is good for the pods that run.
+fn workloads(context: &Context) -> Check {
+    let (ok, detail) = match context.cluster.as_ref().map(Cluster::health) {
+        None => (true, format!("{} pods are known", context.workloads.len())),
+        Some(health) => {
+            let pods = health.pods;
+            let known = match health.origin {
+                Origin::Listed => format!("{pods} pods, as the API server said"),
+                Origin::Snapshot => format!("{pods} pods, as the snapshot says"),
+                Origin::Nothing => {
+                    "neither API server nor snapshot have named the pods; all of them are denied"
+                        .into()
+                }
+            };
+            let detail = match health.problem {
+                None => known,
+                Some(problem) => format!("{known}; the API server can't be heard now: {problem}"),
+            };
+            (health.origin != Origin::Nothing, detail)
+        }
+    };
+    Check {
+        name: "workloads",
         ok,
         detail,
     }

@@ -161,6 +161,9 @@ impl Admin {
         let node = self.context.nets.node();
         let install = node_status::read_install(&self.context.config.state_dir);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        if let Some(cluster) = &self.context.cluster {
+            samples.extend(cluster.health().samples());
+        }
         samples.extend(node_status::samples(
             Option::as_ref(&node),
             install.as_ref(),

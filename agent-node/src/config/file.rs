@@ -16,9 +16,10 @@ use super::{
     AuditConfig, Config, DEFAULT_AUDIT_KEEP, DEFAULT_AUDIT_ROTATE_BYTES, DEFAULT_CLUSTER_DOMAIN,
     DEFAULT_CONNECTIONS_PER_POD, DEFAULT_DNS_LISTEN, DEFAULT_DRAIN, DEFAULT_FIRST_BYTE_TIMEOUT,
     DEFAULT_HEADER_BYTES, DEFAULT_HEADER_COUNT, DEFAULT_IDENTITY_WAIT, DEFAULT_IDLE_TIMEOUT,
-    DEFAULT_LISTEN, DEFAULT_PIN_DIR, DEFAULT_RECHECK, DEFAULT_STATE_DIR, DeniedRcode, DnsConfig,
-    Limits, LocalClient, MAX_WORKERS, TlsConfig,
+    DEFAULT_LISTEN, DEFAULT_PIN_DIR, DEFAULT_RECHECK, DEFAULT_SNAPSHOT_FILE, DEFAULT_STATE_DIR,
+    DeniedRcode, DnsConfig, FactsFrom, Limits, LocalClient, MAX_WORKERS, TlsConfig,
 };
+use crate::workloads::ClusterConfig;
 
 /// Asked for the node's name servers when the configuration names none.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -55,7 +56,8 @@ struct ConfigFile {
     state_dir: Option<PathBuf>,
     pin_dir: Option<PathBuf>,
     policy_file: PathBuf,
-    workloads_file: PathBuf,
+    workloads_file: Option<PathBuf>,
+    cluster: Option<ClusterFile>,
     credentials_dir: PathBuf,
     listen: Option<String>,
     local_client: Option<LocalClientFile>,
@@ -76,6 +78,14 @@ struct ConfigFile {
     workers: Option<u16>,
     #[serde(default)]
     fake_cidrs: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ClusterFile {
+    node_name: String,
+    kubeconfig: Option<PathBuf>,
+    snapshot_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -140,7 +150,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
         )?,
         pin_dir: absolute("pinDir", file.pin_dir.or(Some(DEFAULT_PIN_DIR.into())))?,
         policy_file: absolute("policyFile", Some(file.policy_file))?,
-        workloads_file: absolute("workloadsFile", Some(file.workloads_file))?,
+        facts: facts(file.workloads_file, file.cluster)?,
         credentials_dir: absolute("credentialsDir", Some(file.credentials_dir))?,
         listen: listen(
             "listen",
@@ -232,6 +242,48 @@ fn listen(
             remedy,
         )
     })
+}
+
+fn facts(
+    workloads_file: Option<PathBuf>,
+    cluster: Option<ClusterFile>,
+) -> Result<FactsFrom, ConfigError> {
+    let cluster = match (workloads_file, cluster) {
+        (Some(path), None) => {
+            return absolute("workloadsFile", Some(path)).map(FactsFrom::File);
+        }
+        (None, Some(cluster)) => cluster,
+        (Some(_), Some(_)) => {
+            return Err(field(
+                "workloadsFile",
+                "`cluster` is there too",
+                "one of them: `cluster` in Kubernetes, `workloadsFile` elsewhere",
+            ));
+        }
+        (None, None) => {
+            return Err(field(
+                "cluster",
+                "neither it nor `workloadsFile` is there, so no pod would have an identity",
+                "`cluster` with `nodeName` in Kubernetes, `workloadsFile` elsewhere",
+            ));
+        }
+    };
+    if !is_object_name(&cluster.node_name) {
+        return Err(field(
+            "cluster.nodeName",
+            format!("`{}` is no name of a node", cluster.node_name),
+            "what `kubectl get nodes` shows, or `spec.nodeName` by the downward API",
+        ));
+    }
+    let snapshot = cluster.snapshot_file;
+    Ok(FactsFrom::Cluster(ClusterConfig {
+        node_name: cluster.node_name,
+        kubeconfig: optional("cluster.kubeconfig", cluster.kubeconfig)?,
+        snapshot_file: absolute(
+            "cluster.snapshotFile",
+            snapshot.or(Some(DEFAULT_SNAPSHOT_FILE.into())),
+        )?,
+    }))
 }
 
 fn local_client(file: LocalClientFile) -> Result<LocalClient, ConfigError> {

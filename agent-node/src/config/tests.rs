@@ -186,3 +186,52 @@ fn name_servers_are_read_from_resolv_conf() {
         ]
     );
 }
+
+#[test]
+fn facts_about_pods_come_from_one_place() {
+    let paths = r#""policyFile":"/p/policy.json","credentialsDir":"/c""#;
+    let facts = |rest: &str| Config::parse(format!("{{{paths}{rest}}}").as_bytes());
+    let file = facts(r#","workloadsFile":"/w""#).unwrap().facts;
+    assert_eq!(file, FactsFrom::File("/w".into()));
+    let cluster = facts(r#","cluster":{"nodeName":"n1"}"#).unwrap().facts;
+    assert_eq!(
+        cluster,
+        FactsFrom::Cluster(ClusterConfig {
+            node_name: "n1".into(),
+            kubeconfig: None,
+            snapshot_file: DEFAULT_SNAPSHOT_FILE.into(),
+        })
+    );
+    for (rest, field, remedy) in [
+        ("", "cluster", "`cluster` with `nodeName`"),
+        (
+            r#","workloadsFile":"/w","cluster":{"nodeName":"n1"}"#,
+            "workloadsFile",
+            "one of them",
+        ),
+        (
+            r#","cluster":{"nodeName":"n,metadata.name=x"}"#,
+            "cluster.nodeName",
+            "kubectl get nodes",
+        ),
+        (
+            r#","cluster":{"nodeName":""}"#,
+            "cluster.nodeName",
+            "downward API",
+        ),
+        (
+            r#","cluster":{"nodeName":"n1","kubeconfig":"k"}"#,
+            "cluster.kubeconfig",
+            "starts with `/`",
+        ),
+        (
+            r#","cluster":{"nodeName":"n1","snapshotFile":"s"}"#,
+            "cluster.snapshotFile",
+            "starts with `/`",
+        ),
+    ] {
+        let error = facts(rest).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{field}: ")), "{rest}: {error}");
+        assert!(error.contains(remedy), "{rest}: {error}");
+    }
+}

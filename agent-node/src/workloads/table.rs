@@ -120,7 +120,7 @@ impl Builder {
                     tracing::error!(fake_ip = %ip, pods = ?pods, "two attachments claim one address; all of them are denied");
                 }
                 Complaint::NoFacts(ip, pod) => {
-                    tracing::warn!(fake_ip = %ip, pod = %pod, "nothing is known about this pod's service account and labels; it is denied until the workloads file has it");
+                    tracing::warn!(fake_ip = %ip, pod = %pod, "nothing is known about this pod's service account and labels; it is denied until they are (from the API server, or the workloads file)");
                 }
             }
         }

@@ -12,7 +12,7 @@ use agent_core::attachment::Mode;
 use agent_core::identity::{ClientAddr, OrigDst};
 use agent_core::node::NodeState;
 use agent_node::audit::{AuditSink, AuditWriter};
-use agent_node::config::Config;
+use agent_node::config::{Config, FactsFrom};
 use agent_node::context::{Context, WorkerCtx};
 use agent_node::credential::CredentialStore;
 use agent_node::dns::Bindings;
@@ -140,11 +140,15 @@ impl Node {
             ip("add");
         }
         let workloads = Workloads::new(config.identity_wait);
-        let facts = Box::new(FactsFile::new(&config.workloads_file));
+        let FactsFrom::File(file) = &config.facts else {
+            panic!("no workloads file")
+        };
+        let facts = Box::new(FactsFile::new(file));
         let follower = Follower::start(&workloads, &config.state_dir, facts);
         let context = Arc::new(Context {
             policy: PolicyStore::follow(&config.policy_file).unwrap(),
             workloads,
+            cluster: None,
             credentials: CredentialStore::start(&config.credentials_dir).unwrap(),
             audit,
             metrics: Metrics::new(1),
