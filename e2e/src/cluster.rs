@@ -186,7 +186,7 @@ impl ApiServer {
             .node()
             .sh("ip link set node master br0 up")?
             .success()?;
-        Ok(self.world.dir().join("pki/admin.kubeconfig"))
+        Ok(self.kubectl.kubeconfig().to_owned())
     }
 }
 

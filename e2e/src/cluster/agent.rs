@@ -1,15 +1,12 @@
 //! This project on a node of the cluster: takes it over from the primary CNI, and gives it back.
-//!
-//! Stands in for what isn't there yet: nobody tells ZeroProxy of pods but the workloads file, which is written here
-//! from what `kubectl get pods` says.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{CLUSTER_DNS, Kubectl, Member, SERVICE_CIDR, eventually};
 use crate::cni::{CONF, STATE_DIR};
@@ -23,7 +20,6 @@ pub struct Agent {
     place: Place,
     root: PathBuf,
     node: String,
-    kubectl: Kubectl,
     program: String,
     installer: Process,
     proxy: Process,
@@ -45,22 +41,19 @@ impl Agent {
         let files = PathBuf::from(format!("{}{FILES}", root.display()));
         fs::create_dir_all(files.join("credentials"))?;
         compile(&place, &files, policies)?;
-        fs::write(files.join("workloads.json"), "{}")?;
-        let proxy = start_proxy(&place, &files)?;
+        let proxy = start_proxy(&place, &files, member.name(), kubectl.kubeconfig())?;
         let program = program("agent-cni")?.to_string_lossy().into_owned();
         let installer = start_installer(&place, &program, member.name(), flags)?;
         let mut agent = Agent {
             place,
             root,
             node: member.name().to_owned(),
-            kubectl: kubectl.clone(),
             program,
             installer,
             proxy,
         };
         agent.wait_until_ready()?;
         wait_for_network(&agent.place, "agent-network")?;
-        agent.introduce_pods()?;
         Ok(agent)
     }
 
@@ -99,19 +92,6 @@ impl Agent {
     /// Only when it can't be started.
     pub fn doctor(&self) -> Result<Finished> {
         self.place.run(&[&self.program, "doctor"])
-    }
-
-    /// Tells the proxy of all pods that are on the node now.
-    ///
-    /// # Errors
-    /// When kubectl fails.
-    pub fn introduce_pods(&self) -> Result<()> {
-        let on_node = format!("--field-selector=spec.nodeName={}", self.node);
-        let pods = self.kubectl.json(&["get", "pods", "-A", &on_node])?;
-        let staged = self.inside(FILES).join("workloads.new");
-        fs::write(&staged, workloads(&pods).to_string())?;
-        fs::rename(&staged, self.inside(FILES).join("workloads.json"))?;
-        Ok(())
     }
 
     /// The pool that the node's agent pods have their addresses from.
@@ -197,7 +177,7 @@ fn wait_for_network(place: &Place, name: &str) -> Result<()> {
 }
 
 /// What a controller would do: YAML to the runtime policy.
-fn compile(place: &Place, files: &std::path::Path, policies: &str) -> Result<()> {
+fn compile(place: &Place, files: &Path, policies: &str) -> Result<()> {
     let compiler = program("agent-controller")?.to_string_lossy().into_owned();
     fs::write(files.join("policies.yaml"), policies)?;
     let (from, to) = (
@@ -222,10 +202,10 @@ fn start_installer(place: &Place, program: &str, node: &str, flags: &[&str]) -> 
     place.spawn("installer", &[&fixed[..], flags].concat(), &[])
 }
 
-fn start_proxy(place: &Place, files: &std::path::Path) -> Result<Process> {
+fn start_proxy(place: &Place, files: &Path, node: &str, kubeconfig: &Path) -> Result<Process> {
     let config = json!({
         "policyFile": format!("{FILES}/policy.json"),
-        "workloadsFile": format!("{FILES}/workloads.json"),
+        "cluster": {"nodeName": node, "kubeconfig": kubeconfig},
         "credentialsDir": format!("{FILES}/credentials"),
         "audit": {"file": format!("{FILES}/audit.jsonl")},
         "dns": {"upstreams": [CLUSTER_DNS]},
@@ -236,38 +216,4 @@ fn start_proxy(place: &Place, files: &std::path::Path) -> Result<Process> {
     let node = program("agent-node")?.to_string_lossy().into_owned();
     let file = format!("{FILES}/zeroproxy.json");
     place.spawn("zeroproxy", &[&node, "zeroproxy", "--config", &file], &[])
-}
-
-/// The workloads file for what `kubectl get pods -o json` printed.
-fn workloads(pods: &Value) -> Value {
-    let mut known = Map::new();
-    for pod in pods["items"].as_array().into_iter().flatten() {
-        let (meta, spec) = (&pod["metadata"], &pod["spec"]);
-        if let (Some(namespace), Some(name)) = (meta["namespace"].as_str(), meta["name"].as_str()) {
-            let facts = json!({
-                "serviceAccount": spec["serviceAccountName"],
-                "labels": meta.get("labels").cloned().unwrap_or_else(|| json!({})),
-            });
-            known.insert(format!("{namespace}/{name}"), facts);
-        }
-    }
-    Value::Object(known)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_workloads_file_has_each_pod_with_its_service_account_and_labels() {
-        let pods = json!({"items": [
-            {"metadata": {"namespace": "a", "name": "x", "labels": {"app": "x"}}, "spec": {"serviceAccountName": "s"}},
-            {"metadata": {"namespace": "b", "name": "y"}, "spec": {"serviceAccountName": "default"}},
-        ]});
-        let expected = json!({
-            "a/x": {"serviceAccount": "s", "labels": {"app": "x"}},
-            "b/y": {"serviceAccount": "default", "labels": {}},
-        });
-        assert_eq!(workloads(&pods), expected);
-    }
 }

@@ -1,6 +1,6 @@
 //! `kubectl` as a cluster's administrator types it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -14,17 +14,28 @@ use crate::process::Process;
 pub struct Kubectl {
     place: Place,
     line: Vec<String>,
+    kubeconfig: PathBuf,
 }
 
 impl Kubectl {
     pub(super) fn new(place: Place, bins: &Path, pki: &Path, dir: &Path) -> Kubectl {
+        let kubeconfig = pki.join("admin.kubeconfig");
         let line = vec![
             bins.join("kubectl").to_string_lossy().into_owned(),
-            format!("--kubeconfig={}", pki.join("admin.kubeconfig").display()),
+            format!("--kubeconfig={}", kubeconfig.display()),
             // its default is below the home folder, which a world shares with the machine
             format!("--cache-dir={}", dir.join("kubectl-cache").display()),
         ];
-        Kubectl { place, line }
+        Kubectl {
+            place,
+            line,
+            kubeconfig,
+        }
+    }
+
+    /// The credentials, at the same path inside every world and outside.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
     }
 
     /// Runs it.

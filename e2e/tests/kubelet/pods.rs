@@ -19,7 +19,6 @@ pub(crate) fn become_ready(cluster: &Cluster, agent: &Agent, steps: &mut Steps, 
         "agent pods become ready: kubelet's HTTP, TCP and exec probes pass",
         || {
             kubectl.apply(include_str!("agents.yaml"))?;
-            agent.introduce_pods()?;
             kubectl.wait("agents", "condition=Ready", &["pod/coder", "pod/worker"])
         },
     );
