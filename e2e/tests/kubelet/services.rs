@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use e2e::cluster::{Cluster, ProxyMode, eventually};
+use e2e::patience::patience;
 use e2e::steps::Steps;
 
 use crate::common::{SERVICE, in_coder};
@@ -70,6 +71,18 @@ pub(crate) fn kube_proxy_goes_on(cluster: &mut Cluster, steps: &mut Steps, mode:
             cluster.n1.place().sh(rules)?.success().map(|_| ())
         })
     });
+    // its rules may come before ours in the iptables-compat mode: queries are dropped until the installer has seen it
+    steps.step(
+        "names are resolved again within the time of a repair",
+        || {
+            eventually("an answer", patience(Duration::from_secs(5)), || {
+                let name = "kubernetes.default.svc.cluster.local";
+                in_coder(cluster, &["probe", "lookup", name])?
+                    .success()
+                    .map(|_| ())
+            })
+        },
+    );
 }
 
 /// Agent pods as a Service's endpoints.
