@@ -4,8 +4,12 @@
 //! <state directory>.installer/
 //!   lock    held while a pass or a rollback is at work
 //!   owner   who has the say: the installer or the rollback that started last
+//!   say     held for the instants in which `owner` is written, and those in which the CNI configuration is
 //!   alive   a shared lock of every installer that runs
 //! ```
+//!
+//! A rollback takes the say before it waits for a pass that is at work: under `say`, together with the configuration's
+//! removal. The pass writes the configuration under `say` too, and only as the owner, so it never brings it back.
 //!
 //! An installer that finds another owner does nothing any more, and is not ready: it was rolled back, or a newer one
 //! has started. Only an explicit start takes the say. The directory is beside the state directory because a rollback
@@ -33,6 +37,10 @@ use crate::{
 /// A pass takes less than a second; one that takes longer waits for a verb of the plugin.
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(50);
+/// The lock of a pass, or a rollback.
+const LOCK: &str = "lock";
+/// The lock of `owner` and of the configuration.
+const SAY: &str = "say";
 
 /// What somebody is who may change the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,19 +105,32 @@ pub(crate) enum Standing {
     Lost(Owner),
 }
 
+/// What a pass asks before it changes something: whether its installer has the say still.
+#[derive(Debug, Clone)]
+pub(crate) struct Say {
+    dir: PathBuf,
+    id: String,
+}
+
+/// Who has the say while the configuration is written.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// This installer, until the lock is let go.
+    Mine(LockFile),
+    /// Somebody else, since this pass began.
+    Lost(Owner),
+}
+
 impl Claim {
-    /// Takes the say, waiting for a pass or a rollback that is at work. The lock is held.
-    ///
-    /// # Errors
-    /// A file cannot be made, or the wait was too long.
-    pub(crate) fn take(places: &Places, role: Role) -> Result<(Self, LockFile), ClaimError> {
+    /// Nobody's claim yet: nothing is made.
+    pub(crate) fn new(places: &Places, role: Role) -> Self {
         let id = short(&format!(
             "{} {} {:?}",
             std::process::id(),
             clock::boot_id(),
             Instant::now()
         ));
-        let mut claim = Self {
+        Self {
             dir: places.claim_dir(),
             owner: Owner {
                 role,
@@ -118,20 +139,47 @@ impl Claim {
                 since: clock::timestamp(),
             },
             alive: None,
-        };
-        let deadline = Instant::now() + PATIENCE;
-        let lock = loop {
-            if let Some(lock) = claim.try_lock()? {
-                break lock;
-            }
-            if Instant::now() > deadline {
-                return Err(ClaimError::Busy(claim.dir.join("lock")));
-            }
-            thread::sleep(POLL);
-        };
-        claim.live()?;
-        claim.write_owner()?;
+        }
+    }
+
+    /// Takes the say, waiting for a pass or a rollback that is at work. The lock is held.
+    ///
+    /// # Errors
+    /// A file cannot be made, or the wait was too long.
+    pub(crate) fn take(places: &Places, role: Role) -> Result<(Self, LockFile), ClaimError> {
+        let mut claim = Self::new(places, role);
+        let lock = claim.wait()?;
         Ok((claim, lock))
+    }
+
+    /// Takes the say at once, whoever is at work: a pass that runs writes no configuration from here on. Until the lock
+    /// is let go nobody else takes the say.
+    ///
+    /// # Errors
+    /// A file cannot be made, or somebody stopped in the middle of writing the configuration.
+    pub(crate) fn seize(&self) -> Result<LockFile, ClaimError> {
+        let say = wait_for(&self.dir, SAY)?;
+        self.write_owner()?;
+        Ok(say)
+    }
+
+    /// Waits for whoever is at work, and takes the say, also from one who took it meanwhile. The lock is held.
+    ///
+    /// # Errors
+    /// A file cannot be made, or the wait was too long.
+    pub(crate) fn wait(&mut self) -> Result<LockFile, ClaimError> {
+        let lock = wait_for(&self.dir, LOCK)?;
+        self.live()?;
+        drop(self.seize()?);
+        Ok(lock)
+    }
+
+    /// What a pass has to ask.
+    pub(crate) fn say(&self) -> Say {
+        Say {
+            dir: self.dir.clone(),
+            id: self.owner.id.clone(),
+        }
     }
 
     /// Looks who has the say, for one pass of an installer. A claim that somebody removed is made again: a rollback
@@ -144,6 +192,7 @@ impl Claim {
             return Ok(Standing::Busy);
         };
         self.live()?;
+        let _say = wait_for(&self.dir, SAY)?;
         match owner(&self.dir)? {
             Some(owner) if owner.id == self.owner.id => Ok(Standing::Mine(lock)),
             Some(owner) => Ok(Standing::Lost(owner)),
@@ -171,13 +220,7 @@ impl Claim {
     }
 
     fn try_lock(&self) -> Result<Option<LockFile>, ClaimError> {
-        fs::create_dir_all(&self.dir).map_err(failed("make", &self.dir))?;
-        let path = self.dir.join("lock");
-        match LockFile::try_acquire(&path) {
-            // a rollback removed the directory in this moment
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            other => other.map_err(failed("lock", &path)),
-        }
+        try_lock(&self.dir, LOCK)
     }
 
     /// Shares the lock that says that an installer runs; a rollback does not.
@@ -206,6 +249,51 @@ impl Claim {
         fs::write(&temporary, text)
             .and_then(|()| fs::rename(&temporary, &path))
             .map_err(failed("write", &path))
+    }
+}
+
+impl Say {
+    /// Who took the say from this installer, if somebody did. Garbage and an absent claim are nobody's.
+    ///
+    /// # Errors
+    /// The claim cannot be read.
+    pub(crate) fn lost(&self) -> Result<Option<Owner>, ClaimError> {
+        Ok(owner(&self.dir)?.filter(|owner| owner.id != self.id))
+    }
+
+    /// Keeps everybody else from taking the say, for as long as the lock is held.
+    ///
+    /// # Errors
+    /// A file cannot be made or read.
+    pub(crate) fn keep(&self) -> Result<Kept, ClaimError> {
+        let say = wait_for(&self.dir, SAY)?;
+        Ok(match self.lost()? {
+            Some(owner) => Kept::Lost(owner),
+            None => Kept::Mine(say),
+        })
+    }
+}
+
+fn wait_for(dir: &Path, name: &str) -> Result<LockFile, ClaimError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(lock) = try_lock(dir, name)? {
+            return Ok(lock);
+        }
+        if Instant::now() > deadline {
+            return Err(ClaimError::Busy(dir.join(name)));
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn try_lock(dir: &Path, name: &str) -> Result<Option<LockFile>, ClaimError> {
+    fs::create_dir_all(dir).map_err(failed("make", dir))?;
+    let path = dir.join(name);
+    match LockFile::try_acquire(&path) {
+        // a rollback removed the directory in this moment
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map_err(failed("lock", &path)),
     }
 }
 
@@ -307,6 +395,30 @@ mod tests {
         installer.end(&places);
         assert!(!places.claim_dir().exists());
         assert!(!root.path().join("var/lib/tke-agent-network").exists());
+    }
+
+    #[test]
+    fn a_rollback_has_the_say_while_a_pass_is_at_work_and_nobody_takes_it_from_one_who_keeps_it() {
+        let root = tempfile::tempdir().unwrap();
+        let places = places(root.path());
+        let (mut installer, pass) = Claim::take(&places, Role::Installer).unwrap();
+        let say = installer.say();
+        let Kept::Mine(kept) = say.keep().unwrap() else {
+            panic!("not mine");
+        };
+        let rollback = Claim::new(&places, Role::Rollback);
+        std::thread::scope(|scope| {
+            let seizing = scope.spawn(|| rollback.seize().unwrap());
+            // whatever the other one does meanwhile
+            assert!(say.lost().unwrap().is_none());
+            drop(kept);
+            drop(seizing.join().unwrap());
+        });
+        assert_eq!(say.lost().unwrap().unwrap().role, Role::Rollback);
+        assert!(matches!(say.keep().unwrap(), Kept::Lost(_)));
+        assert!(refuse_if_rolled_back(&places.state_dir).is_err());
+        drop(pass);
+        assert!(matches!(installer.standing().unwrap(), Standing::Lost(_)));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use self::{
     watch::{Wake, Watch},
 };
 use crate::{
-    claim::{Claim, Role, Standing},
+    claim::{Claim, Owner, Role, Say, Standing},
     clock,
     netconf::{self, NetConf},
     state::StateDir,
@@ -167,24 +167,15 @@ impl Work {
         let noted = std::mem::take(&mut self.status.notes);
         match claim.standing() {
             // held until the pass is over
-            Ok(Standing::Mine(_lock)) => {
-                self.work().await;
-                self.report();
-            }
-            // whoever has the say writes the status, or removes it
+            Ok(Standing::Mine(_lock)) => match self.work(&claim.say()).await {
+                None => self.report(),
+                // whoever has the say writes the status, or removes it
+                Some(owner) => self.lost(&owner),
+            },
             Ok(Standing::Busy) => {
                 self.fail("a rollback or another installer is at work", "wait");
             }
-            Ok(Standing::Lost(owner)) => {
-                let (what, remedy) = match owner.role {
-                    Role::Rollback => (
-                        "the node was rolled back",
-                        "remove this installer; to take the node over again, restart it",
-                    ),
-                    Role::Installer => ("another installer has started since", "remove this one"),
-                };
-                self.fail(&format!("{what} ({})", owner.since), remedy);
-            }
+            Ok(Standing::Lost(owner)) => self.lost(&owner),
             Err(error) => {
                 let problem = Problem::of(&error);
                 self.fail(&problem.what, &problem.remedy);
@@ -206,23 +197,36 @@ impl Work {
         }
     }
 
-    async fn work(&mut self) {
+    fn lost(&mut self, to: &Owner) {
+        let (what, remedy) = match to.role {
+            Role::Rollback => (
+                "the node was rolled back",
+                "remove this installer; to take the node over again, restart it",
+            ),
+            Role::Installer => ("another installer has started since", "remove this one"),
+        };
+        self.fail(&format!("{what} ({})", to.since), remedy);
+    }
+
+    /// A pass; answers who took the say over the node meanwhile.
+    async fn work(&mut self, say: &Say) -> Option<Owner> {
         let facts = preflight::look(&self.places, &self.conf).await;
         let problems = preflight::problems(&facts, &self.conf);
         if !problems.is_empty() && !self.installer.is_installed() {
             // nothing of a node is touched that cannot be taken over
             self.status.problems = problems;
             self.status.ready = false;
-            return;
+            return None;
         }
-        let outcome = self.installer.pass().await;
+        let outcome = self.installer.pass(say).await;
         self.tell(&outcome.found);
         self.status.problems = problems;
         self.status.problems.extend(outcome.problems);
         self.status.notes = outcome.notes;
         self.status.notes.extend(note(&facts));
         self.status.ready = self.status.problems.is_empty();
-        self.settled |= self.status.ready;
+        self.settled |= self.status.ready && outcome.lost.is_none();
+        outcome.lost
     }
 
     /// One event for each thing that was mended.

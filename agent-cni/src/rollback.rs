@@ -18,6 +18,7 @@ use agent_datapath::{
     link,
     rtnl::Rtnl,
 };
+use anyhow::Context;
 use clap::Args;
 
 use self::{
@@ -88,8 +89,15 @@ fn exit_code(survey: &Survey, failed: &[String]) -> u8 {
 
 /// Does every step, and goes on after errors: what can go goes.
 async fn roll_back(places: &Places) -> anyhow::Result<Done> {
-    // from here on an installer that runs does nothing, and an ADD is refused
-    let (_claim, _lock) = Claim::take(places, Role::Rollback)?;
+    let mut claim = Claim::new(places, Role::Rollback);
+    // from here on an installer that runs writes no configuration, and an ADD is refused
+    let say = claim.seize()?;
+    // at once: a pass that is at work may take its time, and new pods come in meanwhile. What does not go is told below.
+    let _ = footprint::remove(Thing::Conf, places).await;
+    drop(say);
+    let _lock = claim.wait().context(
+        "only the CNI configuration is removed, so that no new pod comes; run agent-cni rollback again for the rest",
+    )?;
     let mut done = Done::default();
     let mut addresses = BTreeSet::new();
     for step in plan::steps() {

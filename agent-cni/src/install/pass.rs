@@ -29,6 +29,7 @@ use super::{
     stage::{self, Content, StageError, Target, Watched},
 };
 use crate::{
+    claim::{Kept, Owner, Say},
     error::{CniError, Code},
     file,
     mode::Care,
@@ -63,6 +64,8 @@ pub(crate) struct Outcome {
     pub(crate) problems: Vec<Problem>,
     /// What should be known.
     pub(crate) notes: Vec<String>,
+    /// Who took the say over the node meanwhile: the pass ended there.
+    pub(crate) lost: Option<Owner>,
 }
 
 impl Installer {
@@ -119,13 +122,18 @@ impl Installer {
         self.every
     }
 
-    /// Does every step that can be done.
-    pub(crate) async fn pass(&mut self) -> Outcome {
+    /// Does every step that can be done, for as long as the installer has the say.
+    pub(crate) async fn pass(&mut self, say: &Say) -> Outcome {
         let mut outcome = Outcome::default();
         let mut pass = plan::Pass::new(self.is_installed());
         while let Some(step) = pass.next() {
             tracing::debug!(step = step.label(), "begin");
-            if let Err(problem) = self.step(step, &mut outcome).await {
+            // a claim that cannot be read is looked at by the next pass; the configuration's steps ask again
+            outcome.lost = say.lost().unwrap_or_default();
+            if outcome.lost.is_some() {
+                break;
+            }
+            if let Err(problem) = self.step(step, say, &mut outcome).await {
                 outcome.problems.push(problem);
                 pass.failed(step);
             }
@@ -135,7 +143,18 @@ impl Installer {
         outcome
     }
 
-    async fn step(&mut self, step: Step, outcome: &mut Outcome) -> Result<(), Problem> {
+    async fn step(&mut self, step: Step, say: &Say, outcome: &mut Outcome) -> Result<(), Problem> {
+        // these write the configuration, which a rollback takes away without waiting for the pass
+        let _say = match step {
+            Step::Primary | Step::Conf => match say.keep().map_err(|error| Problem::of(&error))? {
+                Kept::Mine(lock) => Some(lock),
+                Kept::Lost(owner) => {
+                    outcome.lost = Some(owner);
+                    return Ok(());
+                }
+            },
+            _ => None,
+        };
         match step {
             Step::State => {
                 StateDir::open(&self.conf.state_dir).map_err(|error| Problem::of(&error))?;

@@ -1,12 +1,13 @@
 //! Giving a node back, whatever state it is in: nothing of ours is left, settings are as they were, and no pod was
 //! uncontrolled on the way.
 
-use std::{thread, time::Duration};
+use std::{fs::File, thread, time::Duration};
 
+use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
 use crate::{
-    host::{COMPAT, Host, text},
+    host::{COMPAT, Host, Installer, text},
     support::{Node, PLUGIN},
     witness::Witness,
 };
@@ -242,6 +243,65 @@ fn an_installer_that_runs_does_not_undo_a_rollback_and_leaves_nothing_when_it_en
     let _installer = host.keep();
     host.assert_installed();
     host.node.added("c2");
+}
+
+/// An installer whose pass waits for a lock, until the guard is dropped.
+fn installer_that_hangs_in_a_pass(host: &mut Host) -> (Installer, Flock<File>) {
+    let installer = host.keep();
+    let lock = File::open(host.node.state().join("mode.lock")).unwrap();
+    let lock = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
+    let pass = File::open(host.claim().join("lock")).unwrap();
+    // between two passes its lock is free for a second or two
+    host.until("a pass waits", || {
+        (0..10).all(|_| {
+            thread::sleep(Duration::from_millis(20));
+            match Flock::lock(pass.try_clone().unwrap(), FlockArg::LockSharedNonblock) {
+                Ok(taken) => {
+                    drop(taken);
+                    false
+                }
+                Err(_) => true,
+            }
+        })
+    });
+    (installer, lock)
+}
+
+#[test]
+fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_bring_it_back() {
+    for kill in [false, true] {
+        let mut host = Host::new();
+        let (installer, lock) = installer_that_hangs_in_a_pass(&mut host);
+        let mut rollback = host
+            .node
+            .command(PLUGIN)
+            .args(host.rollback_arguments())
+            .spawn()
+            .unwrap();
+        host.until("the configuration is gone", || !host.conf().exists());
+        // and nothing else, as the pass is at work still
+        assert!(host.binary().exists() && host.node.state().join("node.json").exists());
+        assert!(rollback.try_wait().unwrap().is_none());
+        if kill {
+            rollback.kill().unwrap();
+            rollback.wait().unwrap();
+        }
+        drop(lock);
+        host.until("it knows", || {
+            installer.log().contains("the node was rolled back")
+        });
+        assert!(!host.conf().exists());
+        if kill {
+            host.rollback();
+        } else {
+            assert!(rollback.wait().unwrap().success());
+        }
+        let log = installer.log();
+        let brought_back = |line: &str| line.contains("repaired") && line.contains("kind=\"conf\"");
+        assert!(!log.lines().any(brought_back), "{log}");
+        assert_eq!(installer.terminate(), Some(0));
+        assert_clean(&host);
+    }
 }
 
 #[test]
