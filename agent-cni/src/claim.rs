@@ -203,7 +203,8 @@ impl Claim {
         }
     }
 
-    /// Lets go of the claim when the process ends. What a rollback left for this installer goes with it.
+    /// Lets go of the claim when the process ends. What a rollback left for this installer goes with it, and so does the
+    /// claim on a node of which nothing was taken over.
     pub(crate) fn end(mut self, places: &Places) {
         self.alive = None;
         let Ok(Some(_lock)) = self.try_lock() else {
@@ -211,7 +212,7 @@ impl Claim {
         };
         let rolled_back =
             owner(&self.dir).is_ok_and(|owner| owner.is_some_and(|o| o.role == Role::Rollback));
-        if rolled_back && others_are_gone(&self.dir) {
+        if (rolled_back || !is_taken_over(places)) && others_are_gone(&self.dir) {
             let _ = fs::remove_dir_all(&self.dir);
             if let Some(above) = places.state_dir.parent() {
                 let _ = fs::remove_dir(above);
@@ -331,6 +332,12 @@ fn owner(dir: &Path) -> Result<Option<Owner>, ClaimError> {
     }
 }
 
+/// Whether the state directory has anything of ours.
+fn is_taken_over(places: &Places) -> bool {
+    places.unfit_state_dir().is_none()
+        && fs::read_dir(&places.state_dir).is_ok_and(|mut entries| entries.next().is_some())
+}
+
 fn others_are_gone(dir: &Path) -> bool {
     File::open(dir.join("alive"))
         .is_ok_and(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok())
@@ -422,6 +429,16 @@ mod tests {
     }
 
     #[test]
+    fn an_installer_that_took_nothing_over_leaves_no_claim() {
+        let root = tempfile::tempdir().unwrap();
+        let places = places(root.path());
+        let (claim, lock) = Claim::take(&places, Role::Installer).unwrap();
+        drop(lock);
+        claim.end(&places);
+        assert!(!places.claim_dir().exists());
+    }
+
+    #[test]
     fn a_claim_that_somebody_removed_or_spoilt_is_made_again() {
         let root = tempfile::tempdir().unwrap();
         let places = places(root.path());
@@ -431,6 +448,8 @@ mod tests {
         assert!(matches!(claim.standing().unwrap(), Standing::Mine(_)));
         fs::write(places.claim_dir().join("owner"), [0xff; 9]).unwrap();
         assert!(matches!(claim.standing().unwrap(), Standing::Mine(_)));
+        // the node is taken over
+        fs::create_dir_all(places.state_dir.join("pending")).unwrap();
         claim.end(&places);
         assert!(places.claim_dir().exists());
     }

@@ -252,7 +252,7 @@ impl Work {
     fn report(&mut self) {
         let state = &self.places.state_dir;
         // nothing was begun yet, or in a directory of others, and this is no reason to begin
-        if !state.exists() || self.places.stranger_in_state_dir().is_some() {
+        if !state.exists() || self.places.unfit_state_dir().is_some() {
             return;
         }
         let now = clock::now_seconds();

@@ -57,12 +57,8 @@ pub(crate) struct RollbackOptions {
 /// The work cannot be begun at all.
 pub(crate) fn run(options: &RollbackOptions) -> anyhow::Result<u8> {
     let places = options.places.places();
-    if let Some(name) = places.stranger_in_state_dir() {
-        anyhow::bail!(
-            "{} is not agent-network's state directory: it holds {name}, and nothing of agent-network's. Nothing was changed. \
-             Name the right directory: --state-dir",
-            places.state_dir.display()
-        );
+    if let Some(unfit) = places.unfit_state_dir() {
+        anyhow::bail!("{}. Nothing was changed; {}", unfit.what(), unfit.remedy());
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

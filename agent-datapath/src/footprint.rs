@@ -96,17 +96,79 @@ impl Places {
         self.state_dir.join("sysctls")
     }
 
-    /// The name of something that others have in the state directory, when there is anything in it, and nothing of ours:
-    /// then it is the wrong directory.
+    /// Why the state directory is none that may be filled or emptied.
     #[must_use]
-    pub fn stranger_in_state_dir(&self) -> Option<String> {
-        files::stranger(&self.state_dir)
+    pub fn unfit_state_dir(&self) -> Option<UnfitStateDir> {
+        // a container that mounts the host somewhere would follow a link to another place than the host does
+        if let Ok(target) = std::fs::read_link(&self.state_dir) {
+            return Some(UnfitStateDir::Link {
+                path: self.state_dir.clone(),
+                target,
+            });
+        }
+        files::stranger(&self.state_dir).map(|name| UnfitStateDir::OfOthers {
+            path: self.state_dir.clone(),
+            name,
+        })
     }
 
     /// The pins' directory of this build's layout.
     #[must_use]
     pub fn current_pins(&self) -> PathBuf {
         self.pin_base.join(names::LAYOUT_DIR)
+    }
+}
+
+/// What is wrong with a state directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UnfitStateDir {
+    /// It is a symbolic link, wherever that leads.
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// There is something in it, and nothing of ours: it is the wrong directory.
+    OfOthers {
+        /// The directory.
+        path: PathBuf,
+        /// The first name in it.
+        name: String,
+    },
+}
+
+impl UnfitStateDir {
+    /// What is so.
+    #[must_use]
+    pub fn what(&self) -> String {
+        match self {
+            Self::Link { path, target } => format!(
+                "the state directory {} is a symbolic link to {}",
+                path.display(),
+                target.display()
+            ),
+            Self::OfOthers { path, name } => format!(
+                "{} is not agent-network's state directory: it holds {name}, and nothing of agent-network's",
+                path.display()
+            ),
+        }
+    }
+
+    /// What mends it.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Link { path, target } => {
+                let (path, target) = (path.display(), target.display());
+                format!(
+                    "put the directory itself there: rm {path} && mv -T {target} {path}; or, where {target} is gone: rm {path}"
+                )
+            }
+            Self::OfOthers { .. } => {
+                "name a directory of agent-network's own: --state-dir".to_owned()
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{fs, io, path::Path};
 
 use agent_core::{node::BRIDGE, policy::address::BUILT_IN_SENSITIVE};
 use agent_datapath::{
-    footprint::{CONF, Places},
+    footprint::{CONF, Places, UnfitStateDir},
     routing,
     rtnl::Rtnl,
 };
@@ -32,6 +32,8 @@ const CONF_SUFFIXES: [&str; 3] = ["conf", "conflist", "json"];
 pub(crate) struct Facts {
     /// Directories that are needed, each with what is wrong with it.
     pub(crate) directories: Vec<(String, Option<DirProblem>)>,
+    /// What is wrong with the state directory besides.
+    pub(crate) unfit_state_dir: Option<UnfitStateDir>,
     /// Why nothing can be pinned.
     pub(crate) bpffs: Option<String>,
     /// Files that a runtime reads in `net.d`, in its order.
@@ -57,8 +59,6 @@ pub(crate) enum DirProblem {
     NoDirectory,
     /// Nothing can be written in it.
     NotWritable(String),
-    /// It is somebody else's, who has this in it.
-    OfOthers(String),
 }
 
 /// Everything that is in the way. Pure.
@@ -78,13 +78,15 @@ pub(crate) fn problems(facts: &Facts, conf: &NetConf) -> Vec<Problem> {
                 format!("{path} cannot be written: {why}"),
                 "mount it writable",
             ),
-            DirProblem::OfOthers(name) => (
-                format!("{path} holds {name}, and nothing of agent-network's"),
-                "give agent-network a state directory of its own (--state-dir)",
-            ),
         };
         Some(Problem::new(what, remedy))
     }));
+    problems.extend(
+        facts
+            .unfit_state_dir
+            .iter()
+            .map(|unfit| Problem::new(unfit.what(), unfit.remedy())),
+    );
     problems.extend(
         facts
             .bpffs
@@ -201,11 +203,8 @@ pub(crate) async fn look(places: &Places, conf: &NetConf) -> Facts {
             .into_iter()
             .map(|path| (path.display().to_string(), directory(path)))
             .chain(std::iter::once(state_directory(&places.state_dir)))
-            .chain(places.stranger_in_state_dir().map(|name| {
-                let path = places.state_dir.display().to_string();
-                (path, Some(DirProblem::OfOthers(name)))
-            }))
             .collect(),
+        unfit_state_dir: places.unfit_state_dir(),
         bpffs: status::bpffs(&conf.pin_dir)
             .err()
             .map(|error| error.to_string()),

@@ -405,11 +405,69 @@ fn a_directory_of_others_is_neither_emptied_nor_taken_for_ours() {
     let output = host.try_once();
     assert!(!output.status.success(), "{}", text(&output));
     assert!(
-        text(&output).contains("give agent-network a state directory of its own"),
+        text(&output).contains("name a directory of agent-network's own: --state-dir"),
         "{}",
         text(&output)
     );
     let left: Vec<_> = std::fs::read_dir(&state).unwrap().flatten().collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert!(state.join("docker/file").exists());
+    assert!(!host.claim().exists());
+}
+
+#[test]
+fn an_installation_that_could_not_begin_leaves_nothing() {
+    let host = Host::new();
+    std::fs::remove_dir(host.bin_dir()).unwrap();
+    let output = host.try_once();
+    assert!(!output.status.success(), "{}", text(&output));
+    assert!(!host.claim().exists() && !host.node.state().exists());
+    let (clean, residues) = host.residues();
+    assert!(clean, "{residues:#}");
+}
+
+#[test]
+fn a_state_directory_that_is_a_link_is_refused_until_the_directory_itself_is_there() {
+    let mut host = Host::new();
+    let state = host.node.state();
+    let disk = host.node.files().join("disk");
+    let refused = |arguments: &[String]| {
+        let output = host.node.command(PLUGIN).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        let said = text(&output);
+        assert!(said.contains("is a symbolic link"), "{said}");
+        said
+    };
+    let rollback = host.rollback_arguments();
+    let check: Vec<String> = rollback.iter().cloned().chain(["--check".into()]).collect();
+    let once: Vec<String> = host
+        .install_arguments()
+        .into_iter()
+        .chain(["--once".into()])
+        .collect();
+    // a fresh node: nothing is begun behind the link, wherever it leads
+    std::os::unix::fs::symlink(&disk, &state).unwrap();
+    for arguments in [&once, &rollback, &check] {
+        refused(arguments);
+    }
+    std::fs::create_dir(&disk).unwrap();
+    refused(&once);
+    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
+    assert!(!host.claim().exists() && !host.conf().exists());
+    std::fs::remove_file(&state).unwrap();
+    // a node whose directory was moved away with its pods
+    host.complete();
+    std::fs::rename(&state, &disk).unwrap();
+    std::os::unix::fs::symlink(&disk, &state).unwrap();
+    refused(&once);
+    refused(&check);
+    let said = refused(&rollback);
+    assert!(host.conf().exists() && disk.join("node.json").exists());
+    let remedy = said.split("there: ").nth(1).unwrap();
+    host.node.sh(remedy.split(';').next().unwrap());
+    host.once();
+    host.assert_installed();
+    host.rollback();
+    assert_clean(&host);
+    assert!(!disk.exists());
 }

@@ -121,3 +121,25 @@ fn names_of_others_are_no_pod_links() {
         assert!(!is_pod_link(name), "{name}");
     }
 }
+
+#[test]
+fn a_state_directory_that_is_a_link_or_of_others_is_told_apart() {
+    let root = tempfile::tempdir().unwrap();
+    let mut places = Places::below(root.path());
+    places.state_dir = root.path().join("state");
+    assert_eq!(places.unfit_state_dir(), None);
+    // whether what it leads to is there, ours, or neither
+    let target = root.path().join("disk");
+    std::os::unix::fs::symlink(&target, &places.state_dir).unwrap();
+    for _ in 0..2 {
+        let unfit = places.unfit_state_dir().unwrap();
+        assert!(matches!(&unfit, UnfitStateDir::Link { .. }), "{unfit:?}");
+        assert!(unfit.remedy().contains("mv -T"), "{unfit:?}");
+        std::fs::create_dir_all(target.join("pending")).unwrap();
+    }
+    places.state_dir = target.clone();
+    assert_eq!(places.unfit_state_dir(), None);
+    std::fs::rename(target.join("pending"), target.join("photos")).unwrap();
+    let unfit = places.unfit_state_dir().unwrap();
+    assert!(unfit.what().contains("it holds photos"), "{unfit:?}");
+}

@@ -25,6 +25,9 @@ pub(super) fn state(facts: &Facts) -> Finding {
         );
         return check.finish("");
     }
+    if let Some(unfit) = &state.unfit {
+        check.fail(unfit.what(), unfit.remedy());
+    }
     if let Err(why) = &state.node {
         check.fail(format!("the node's choices cannot be read: {why}"), SETUP);
     }

@@ -194,6 +194,7 @@ fn healthy() -> Facts {
             busy: vec![],
             dead: vec![],
             unread: None,
+            unfit: None,
             version: Ok(Some(env!("CARGO_PKG_VERSION").into())),
         },
     }

@@ -10,7 +10,7 @@ use agent_core::{
     node::{FILE_NAME, NodeState},
 };
 
-use agent_datapath::footprint::VERSION_RECORD;
+use agent_datapath::footprint::{Places, UnfitStateDir, VERSION_RECORD};
 
 use super::{chain, seen_at};
 use crate::{
@@ -38,6 +38,8 @@ pub(crate) struct State {
     pub(crate) dead: Vec<String>,
     /// Why the directory could not be read, when it could not.
     pub(crate) unread: Option<String>,
+    /// Why it is not fit to be one, where it is read all the same.
+    pub(crate) unfit: Option<UnfitStateDir>,
     /// What the installer recorded about itself, where it did.
     pub(crate) version: Seen<Option<String>>,
 }
@@ -55,6 +57,11 @@ impl State {
             busy: Vec::new(),
             dead: Vec::new(),
             unread: None,
+            unfit: Places {
+                state_dir: path.to_owned(),
+                ..Places::below(Path::new("/"))
+            }
+            .unfit_state_dir(),
             version: version(path),
         };
         // before the attachments: one that ends meanwhile is in the list, one that begins meanwhile is passed over

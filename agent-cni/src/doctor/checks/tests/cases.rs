@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use agent_datapath::{inspect::ProgramName, maps::PodEndpoint};
+use agent_datapath::{footprint::UnfitStateDir, inspect::ProgramName, maps::PodEndpoint};
 
 use super::{choice, cidr, confs, listener, used};
 use crate::doctor::{
@@ -185,6 +185,17 @@ pub(super) const CASES: &[Case] = &[
         "state",
         Level::Fail,
         "x.json",
+    ),
+    (
+        |f| {
+            f.state.unfit = Some(UnfitStateDir::Link {
+                path: "/var/lib/x".into(),
+                target: "/disk/x".into(),
+            });
+        },
+        "state",
+        Level::Fail,
+        "a symbolic link to /disk/x",
     ),
     (
         |f| f.state.aside.push("x.corrupt-1".into()),
