@@ -65,7 +65,8 @@ pub struct Attachment {
     pub host_veth: String,
     /// Interface index of the host's side, valid during the boot named by `boot_id`.
     pub ifindex: u32,
-    /// How the pod's traffic is redirected.
+    /// How the node redirected when the pod was attached; for people. A node changes its mode with its pods, and leaves
+    /// their files as they are: what holds is in `node.json`, and nothing is decided by this.
     pub mode: Mode,
     /// When `ADD` was called, RFC 3339.
     pub created: String,
