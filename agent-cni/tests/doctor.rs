@@ -1,5 +1,5 @@
-//! `agent-cni doctor` on a node in mode iptables-compat, without a proxy: what that mode has instead of programs.
-//! The rest is in e2e's test of the same name, on a node with everything.
+//! `agent-cni doctor` on nodes without a proxy: what mode iptables-compat has instead of programs, and what both modes have
+//! whose remedy has to be exact. The rest is in e2e's test of the same name, on a node with everything.
 
 #![allow(
     clippy::unwrap_used,
@@ -126,4 +126,166 @@ fn what_the_compat_mode_has_instead_of_programs_is_looked_at() {
     patient.node.add("c1").ok();
     let complaints = patient.complaints();
     assert!(others(&complaints).is_empty(), "{complaints:#?}");
+}
+
+const MODES: [&str; 2] = ["ebpf", "iptables-compat"];
+
+impl Patient {
+    fn conf(&self) -> String {
+        let file = self.node.files().join("net.d/00-agent-cni.conf");
+        file.display().to_string()
+    }
+
+    /// That doctor names exactly this, in these words; answers its remedy.
+    #[track_caller]
+    fn named(&self, check: &str, says: &str) -> String {
+        let complaints = self.complaints();
+        assert_eq!(others(&complaints), [check], "{says}: {complaints:#?}");
+        let found = complaints[check]["found"].as_str().unwrap();
+        assert!(found.contains(says), "{says}: {found}");
+        complaints[check]["remedy"].as_str().unwrap().to_owned()
+    }
+
+    #[track_caller]
+    fn well(&self) {
+        let complaints = self.complaints();
+        assert!(others(&complaints).is_empty(), "{complaints:#?}");
+    }
+}
+
+#[test]
+fn a_configuration_of_another_mode_is_named_and_auto_is_none() {
+    for (mode, other) in [MODES, [MODES[1], MODES[0]]].map(|pair| (pair[0], pair[1])) {
+        let patient = Patient::new(mode);
+        let rewrite = |from: &str, to: &str| {
+            let conf = patient.conf();
+            patient.sh(&format!(
+                "sed -i 's/\"mode\":\"{from}\"/\"mode\":\"{to}\"/' {conf}"
+            ));
+        };
+        rewrite(mode, other);
+        let says = format!("says mode {other}, the node runs with {mode}");
+        let remedy = patient.named("cni-conf", &says);
+        assert!(remedy.contains("`agent-cni setup` does it now"), "{remedy}");
+        patient.sh("SETUP");
+        patient.well();
+        rewrite(other, "auto");
+        patient.well();
+    }
+}
+
+#[test]
+fn what_overlaps_is_taken_away_by_what_doctor_says_and_the_bridge_keeps_its_route() {
+    let patient = Patient::new("ebpf");
+    patient.sh("ip link add theirs type veth peer name peer; ip link set theirs up; ip link set peer up");
+    for (spoil, says) in [
+        (
+            "ip addr add 169.254.9.250/24 dev theirs",
+            "overlaps 169.254.9.250/24, which theirs has",
+        ),
+        (
+            "ip route add 169.254.9.0/24 dev theirs metric 7",
+            "169.254.9.0/24, which is routed",
+        ),
+        (
+            "ip route add 169.254.9.128/25 dev theirs table 77",
+            "169.254.9.128/25, which is routed",
+        ),
+        ("ip route add blackhole 169.254.9.64/26", "which is routed"),
+        (
+            "ip addr add 10.96.3.1/24 dev theirs",
+            "10.96.3.1/24, which theirs has, lies in the Service CIDR",
+        ),
+    ] {
+        patient.sh(spoil);
+        let remedy = patient.named("cidrs", says);
+        let command = remedy.split('(').nth(1).unwrap();
+        let command = command.split(')').next().unwrap();
+        assert!(!command.contains("agentcni0"), "{command}");
+        patient.sh(command);
+        patient.well();
+        patient.sh("ip route show 169.254.9.0/24 dev agentcni0 | grep -q 'scope link'");
+    }
+}
+
+#[test]
+fn programs_of_others_before_ours_are_named_with_where_to_look() {
+    // a program that is somebody else's on every other node
+    let owner = Patient::new("ebpf");
+    let shown = owner.node.sh(&format!(
+        "bpftool prog show pinned {}/agent-network/v1/programs/pod_ingress",
+        owner.node.files().join("bpf").display()
+    ));
+    let id = shown.split(':').next().unwrap();
+    for mode in MODES {
+        let patient = Patient::new(mode);
+        let veth = patient
+            .node
+            .sh("ip -o link | grep -o 'agt[0-9a-f]*' | head -1");
+        let devices: &[&str] = match mode {
+            "ebpf" => &["agentcni0"],
+            _ => &["agentcni0", veth.trim()],
+        };
+        for device in devices {
+            let attach = format!("bpftool net attach tcx_ingress id {id} dev {device}");
+            if !patient.node.succeeds(&attach) {
+                // kernels before 6.6 have no such hook
+                let old = "[ $(printf '6.6\n%s\n' $(uname -r) | sort -V | head -1) != 6.6 ]";
+                assert!(patient.node.succeeds(old), "{attach}");
+                continue;
+            }
+            let says = format!("program {id} (pod_ingress) is on {device} too, before");
+            let remedy = patient.named("other-programs", &says);
+            for how in [
+                format!("bpftool prog show id {id}"),
+                format!("bpftool net show dev {device}"),
+            ] {
+                assert!(remedy.contains(&how), "{remedy}");
+                patient.sh(&how);
+            }
+            patient.sh(&format!("bpftool net detach tcx_ingress dev {device}"));
+            patient.well();
+        }
+    }
+}
+
+#[test]
+fn capabilities_that_the_primary_network_wants_and_ours_does_not_declare_are_named() {
+    let patient = Patient::new("ebpf");
+    let files = patient.node.files();
+    let list = json!({"cniVersion": "1.0.0", "name": "primary", "plugins": [
+        {"type": "bridge"},
+        {"type": "portmap", "capabilities": {"portMappings": true, "dns": false}},
+    ]});
+    std::fs::write(files.join("net.d/10-primary.conflist"), list.to_string()).unwrap();
+    for plugin in ["bridge", "portmap"] {
+        std::fs::write(files.join("bin").join(plugin), "").unwrap();
+    }
+    std::fs::write(files.join("workloads.json"), "{}").unwrap();
+    let mut conf = patient.node.conf.clone();
+    conf["workloadSelector"] = json!({"matchLabels": {"agent": "yes"}});
+    conf["workloadsFile"] = json!(files.join("workloads.json"));
+    std::fs::write(patient.conf(), conf.to_string()).unwrap();
+    let remedy = patient.named("selective", "want portMappings");
+    let said = remedy.split("\"capabilities\": ").nth(1).unwrap();
+    conf["capabilities"] = serde_json::from_str(said).unwrap();
+    std::fs::write(patient.conf(), conf.to_string()).unwrap();
+    patient.well();
+}
+
+#[test]
+fn a_directory_of_the_configurations_name_is_named() {
+    let patient = Patient::new("ebpf");
+    let conf = patient.conf();
+    patient.sh(&format!("mv {conf} {conf}.kept; mkdir -p {conf}/theirs"));
+    let complaints = patient.complaints();
+    let named = &complaints["cni-conf"];
+    assert!(
+        named["found"].as_str().unwrap().contains("is a directory"),
+        "{named}"
+    );
+    let remedy = named["remedy"].as_str().unwrap();
+    assert!(remedy.contains(&format!("rm -r {conf}")), "{remedy}");
+    patient.sh(&format!("rm -r {conf}; mv {conf}.kept {conf}"));
+    patient.well();
 }

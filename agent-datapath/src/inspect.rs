@@ -1,10 +1,14 @@
-//! Who else is on the node: programs of others on our hooks; and the kernel's view of its clock and of a process's memory
+//! Who else is on the node: programs of others on our hooks, networks of others; and the kernel's view of its clock and of a process's memory
 //! lock limit. For doctor; nothing here changes anything.
 
 use std::{fs, io};
 
 use agent_ebpf_common::names;
 use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
+
+mod networks;
+
+pub use networks::{Place, Used, networks_in_use};
 
 use crate::{
     bpf, filter,
@@ -36,8 +40,71 @@ pub fn programs() -> io::Result<Vec<ProgramName>> {
         .collect()
 }
 
+/// A program of others at an interface's ingress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherProgram {
+    /// Which.
+    pub program: ProgramName,
+    /// Whether it sees packets before what is ours does, and so decides what that sees.
+    pub before: bool,
+}
+
+/// What is ours for an interface, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ours {
+    /// This program, at the TCX hook or as a filter.
+    Program(u32),
+    /// A filter that is no program.
+    Filter,
+    /// Nothing at the ingress itself: what comes after it, such as the bridge's own tables.
+    After,
+}
+
+/// The programs at the ingress of an interface in the calling thread's network namespace that are not ours: TCX programs
+/// and filters.
+///
+/// # Errors
+/// When the kernel doesn't tell.
+pub fn others_at_ingress(ifname: &str, ifindex: u32, ours: Ours) -> io::Result<Vec<OtherProgram>> {
+    // kernels before 6.6 have no such hook
+    let tcx: Vec<ProgramName> = SchedClassifier::query_tcx(ifname, TcAttachType::Ingress)
+        .map(|(_, programs)| programs)
+        .unwrap_or_default()
+        .iter()
+        .map(|program| ProgramName {
+            id: program.id(),
+            name: String::from_utf8_lossy(program.name()).into_owned(),
+        })
+        .collect();
+    let filters = filter::foreign(ifindex)?;
+    let filters = filters
+        .into_iter()
+        .map(|(id, name)| ProgramName { id, name });
+    Ok(others(tcx, filters.collect(), ours))
+}
+
+/// Which of them are others', and before ours: the TCX hook is before all filters, and ours is the first of those. Pure.
+fn others(tcx: Vec<ProgramName>, filters: Vec<ProgramName>, ours: Ours) -> Vec<OtherProgram> {
+    let is_ours = |program: &ProgramName| ours == Ours::Program(program.id);
+    let at = tcx.iter().position(is_ours).unwrap_or(tcx.len());
+    let tcx = tcx
+        .into_iter()
+        .enumerate()
+        .map(|(place, program)| OtherProgram {
+            program,
+            before: place < at,
+        });
+    let filters = filters.into_iter().map(|program| OtherProgram {
+        program,
+        before: ours == Ours::After,
+    });
+    tcx.chain(filters)
+        .filter(|other| !is_ours(&other.program))
+        .collect()
+}
+
 impl Datapath {
-    /// The programs at the ingress of an interface that are not ours: TCX programs and filters.
+    /// As [`others_at_ingress`], on a pod's interface.
     ///
     /// # Errors
     /// When the kernel doesn't tell.
@@ -45,28 +112,10 @@ impl Datapath {
         &self,
         ifname: &str,
         ifindex: u32,
-    ) -> Result<Vec<ProgramName>, LoadError> {
-        let ours = program_id(&self.pins, names::POD_INGRESS)?;
-        // kernels before 6.6 have no such hook
-        let tcx = SchedClassifier::query_tcx(ifname, TcAttachType::Ingress)
-            .map(|(_, programs)| programs)
-            .unwrap_or_default();
-        let mut found: Vec<_> = tcx
-            .iter()
-            .map(|program| ProgramName {
-                id: program.id(),
-                name: String::from_utf8_lossy(program.name()).into_owned(),
-            })
-            .filter(|program| program.id != ours)
-            .collect();
-        let filters = filter::foreign(ifindex)
-            .map_err(LoadError::pin("list the filters of", ifname.as_ref()))?;
-        found.extend(
-            filters
-                .into_iter()
-                .map(|(id, name)| ProgramName { id, name }),
-        );
-        Ok(found)
+    ) -> Result<Vec<OtherProgram>, LoadError> {
+        let ours = Ours::Program(program_id(&self.pins, names::POD_INGRESS)?);
+        others_at_ingress(ifname, ifindex, ours)
+            .map_err(LoadError::pin("list the filters of", ifname.as_ref()))
     }
 
     /// How many programs besides ours look sockets up in the calling thread's network namespace.
@@ -112,5 +161,38 @@ pub fn memlock_is_counted() -> io::Result<bool> {
         Ok(_) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(true),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn programs(ids: &[u32]) -> Vec<ProgramName> {
+        let program = |id: &u32| ProgramName {
+            id: *id,
+            name: format!("p{id}"),
+        };
+        ids.iter().map(program).collect()
+    }
+
+    #[test]
+    fn what_is_before_ours_depends_on_where_ours_is() {
+        let told = |tcx: &[u32], filters: &[u32], ours| -> Vec<(u32, bool)> {
+            others(programs(tcx), programs(filters), ours)
+                .iter()
+                .map(|other| (other.program.id, other.before))
+                .collect()
+        };
+        let ours = Ours::Program(1);
+        assert_eq!(told(&[1], &[], ours), []);
+        assert_eq!(
+            told(&[2, 1, 3], &[4], ours),
+            [(2, true), (3, false), (4, false)]
+        );
+        // ours is a filter, of kernels that have no TCX or were told to do without
+        assert_eq!(told(&[2], &[4], ours), [(2, true), (4, false)]);
+        assert_eq!(told(&[2], &[4], Ours::Filter), [(2, true), (4, false)]);
+        assert_eq!(told(&[2], &[4], Ours::After), [(2, true), (4, true)]);
     }
 }

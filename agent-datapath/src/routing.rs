@@ -397,7 +397,7 @@ pub(crate) async fn uplink(rtnl: &Rtnl) -> Result<Option<u32>, NetError> {
     }))
 }
 
-async fn routes(rtnl: &Rtnl) -> Result<Vec<RouteMessage>, NetError> {
+pub(crate) async fn routes(rtnl: &Rtnl) -> Result<Vec<RouteMessage>, NetError> {
     let mut question = RouteMessageBuilder::<Ipv4Addr>::new().build();
     question.header.address_family = AddressFamily::Inet;
     question.header.protocol = RouteProtocol::Unspec;
@@ -409,7 +409,7 @@ async fn routes(rtnl: &Rtnl) -> Result<Vec<RouteMessage>, NetError> {
     Ok(routes)
 }
 
-fn table(route: &RouteMessage) -> u32 {
+pub(crate) fn table(route: &RouteMessage) -> u32 {
     route
         .attributes
         .iter()
@@ -420,7 +420,7 @@ fn table(route: &RouteMessage) -> u32 {
         .unwrap_or(u32::from(route.header.table))
 }
 
-fn destination(route: &RouteMessage) -> Option<Ipv4Net> {
+pub(crate) fn destination(route: &RouteMessage) -> Option<Ipv4Net> {
     let address = route
         .attributes
         .iter()

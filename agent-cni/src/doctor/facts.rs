@@ -73,7 +73,7 @@ impl Facts {
             datapath,
             network,
             pods,
-            selective: selective::Selective::read(&cni.conf(), options),
+            selective: selective::Selective::read(&cni, options),
             cni,
             leftovers,
             proxy,

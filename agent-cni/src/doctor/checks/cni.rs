@@ -1,13 +1,19 @@
 //! The plugin's binary and the configurations: does the runtime call us, and is all of it one version?
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Display};
 
-use crate::doctor::{
-    check::{Check, Finding},
-    facts::{
-        Facts,
-        cni::{Binary, ConfFile, Content},
+use agent_datapath::{footprint::CONF, probe::Requested};
+use ipnet::Ipv4Net;
+
+use crate::{
+    doctor::{
+        check::{Check, Finding},
+        facts::{
+            Facts,
+            cni::{Binary, ConfFile, Content},
+        },
     },
+    netconf::NetConf,
 };
 
 /// The version that everything must be.
@@ -46,7 +52,14 @@ pub(super) fn conf(facts: &Facts) -> Finding {
         _ => None,
     });
     let ours: Vec<_> = ours.collect();
-    if ours.is_empty() {
+    if facts.cni.conf_is_dir {
+        let path = facts.cni.conf_dir.join(CONF);
+        let path = path.display();
+        check.fail(
+            format!("{path} is a directory: no runtime reads it"),
+            format!("look at what is in it, rm -r {path}, and {INSTALL}"),
+        );
+    } else if ours.is_empty() {
         check.fail(
             format!(
                 "no configuration in {} is agent-cni's: new pods are not controlled",
@@ -60,7 +73,7 @@ pub(super) fn conf(facts: &Facts) -> Finding {
         match conf.as_ref() {
             Err(why) => check.fail(format!("{name} cannot be used: {why}"), INSTALL),
             Ok(conf) => {
-                if let Some(difference) = difference(facts, conf) {
+                for difference in differences(facts, conf) {
                     check.warn(
                         format!("{name} {difference}"),
                         "the next ADD takes the configuration over; `agent-cni setup` does it now",
@@ -79,32 +92,41 @@ pub(super) fn conf(facts: &Facts) -> Finding {
     check.finish(fine)
 }
 
-/// What the configuration says and the node does not do.
-fn difference(facts: &Facts, conf: &crate::netconf::NetConf) -> Option<String> {
-    let node = facts.state.node.as_ref().ok()?;
-    if let Some(cidr) = conf.fake_ip_cidr.filter(|cidr| *cidr != node.fake_ip_cidr) {
-        return Some(format!(
-            "says fakeIPCIDR {cidr}, the node runs with {}",
-            node.fake_ip_cidr
-        ));
+/// What the configuration says and the node does not do. What it leaves to the node (`auto`, no fakeIPCIDR) is what the node
+/// does.
+fn differences(facts: &Facts, conf: &NetConf) -> Vec<String> {
+    let Ok(node) = &facts.state.node else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    let mut compare = |key: &str, wanted: &dyn Display, has: &dyn Display| {
+        let (wanted, has) = (wanted.to_string(), has.to_string());
+        if wanted != has {
+            found.push(format!("says {key} {wanted}, the node runs with {has}"));
+        }
+    };
+    if let Some(cidr) = conf.fake_ip_cidr {
+        compare("fakeIPCIDR", &cidr, &node.fake_ip_cidr);
     }
-    let wanted: BTreeSet<_> = conf.service_cidrs.iter().collect();
-    let found: BTreeSet<_> = node.service_cidrs.iter().collect();
-    (wanted != found).then(|| {
-        let list = |set: &BTreeSet<&ipnet::Ipv4Net>| {
-            let all: Vec<_> = set.iter().map(ToString::to_string).collect();
-            if all.is_empty() {
-                "none".to_owned()
-            } else {
-                all.join(", ")
-            }
-        };
-        format!(
-            "says serviceCIDRs {}, the node runs with {}",
-            list(&wanted),
-            list(&found)
-        )
-    })
+    compare(
+        "serviceCIDRs",
+        &list(&conf.service_cidrs),
+        &list(&node.service_cidrs),
+    );
+    if let Requested::This(mode) = conf.mode {
+        compare("mode", &mode.as_str(), &node.mode.as_str());
+    }
+    compare("pinDir", &conf.pin_dir.display(), &node.pin_dir);
+    found
+}
+
+fn list(cidrs: &[Ipv4Net]) -> String {
+    let all: BTreeSet<_> = cidrs.iter().collect();
+    let all: Vec<_> = all.into_iter().map(ToString::to_string).collect();
+    match all.is_empty() {
+        true => "none".to_owned(),
+        false => all.join(", "),
+    }
 }
 
 /// The runtime takes the first file: is it ours?
@@ -121,21 +143,21 @@ pub(super) fn first(facts: &Facts) -> Finding {
         ),
         Some(ConfFile {
             name,
-            version: _,
             content: Content::Ours(_),
+            ..
         }) => fine = format!("{name} is the first in {}", facts.cni.conf_dir.display()),
         Some(ConfFile {
             name,
-            version: _,
             content: Content::Broken(why),
+            ..
         }) => check.fail(
             format!("{name} is read first and is broken ({why}): containerd starts no pod, CRI-O takes the next network"),
             format!("mend or remove {}", facts.cni.conf_dir.join(name).display()),
         ),
         Some(ConfFile {
             name,
-            version: _,
             content: Content::Others(kinds, _),
+            ..
         }) => check.fail(
             format!("{name} ({}) is read first: new pods are not controlled", kinds.join(", ")),
             format!("rename {} so that 00-agent-cni.conf comes first", facts.cni.conf_dir.join(name).display()),
@@ -183,6 +205,13 @@ pub(super) fn selective(facts: &Facts) -> Finding {
             "install the cluster's CNI, or name its configuration as primary.file",
         ),
     }
+    if !selective.undeclared.is_empty() {
+        let names = selective.undeclared.join(", ");
+        check.warn(
+            format!("the primary network's plugins want {names}, which our configuration does not declare: the runtime passes nothing for it"),
+            format!("{INSTALL}, which copies it; or add to our configuration: \"capabilities\": {{{}}}", declared(&selective.undeclared)),
+        );
+    }
     for kind in &selective.missing {
         check.fail(
             format!("the primary network's plugin {kind} is not installed"),
@@ -190,6 +219,14 @@ pub(super) fn selective(facts: &Facts) -> Finding {
         );
     }
     check.finish(fine)
+}
+
+fn declared(names: &[String]) -> String {
+    let pairs: Vec<_> = names
+        .iter()
+        .map(|name| format!("\"{name}\": true"))
+        .collect();
+    pairs.join(", ")
 }
 
 /// One version everywhere.

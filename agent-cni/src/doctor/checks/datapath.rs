@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, fmt::Debug};
 
-use agent_core::attachment::Mode;
+use agent_core::{attachment::Mode, node::BRIDGE};
+use agent_datapath::inspect::{OtherProgram, ProgramName};
 
 use super::{RECREATE, SETUP, pods::name_of};
 use crate::{
@@ -16,9 +17,11 @@ use crate::{
 /// How the programs of Cilium's load balancing in sockets are called, in its newer and older versions.
 const SOCKET_LB: [&str; 3] = ["cil_sock4_conne", "cil_sock", "sock4_connect"];
 
-/// Loaded, dispatching, and first on every pod's link.
+/// What controls pods: programs that are loaded, dispatching, and first on every pod's link; in mode iptables-compat the
+/// bridge's table with chains of every pod.
 pub(super) fn programs(facts: &Facts) -> Finding {
     let mut check = Check::new("programs");
+    let compat = is_compat(facts);
     if let Err(why) = &facts.datapath.opened {
         check.fail(why, SETUP);
         return check.finish("");
@@ -29,28 +32,34 @@ pub(super) fn programs(facts: &Facts) -> Finding {
             SETUP,
         );
     }
+    let its = if compat { "chains" } else { "program" };
     for pod in &facts.pods {
         match &pod.program {
             Program::Right => {}
             Program::Wrong(why) => check.fail(format!("{}: {why}", name_of(pod)), RECREATE),
             Program::Unseen(why) => check.fail(
-                format!("{}: cannot look at its program: {why}", name_of(pod)),
+                format!("{}: cannot look at its {its}: {why}", name_of(pod)),
                 "run doctor as root on the node, or in the agent-cni-installer pod",
             ),
         }
     }
     let pods = facts.pods.len();
-    check.finish(format!(
-        "dispatching, and first on {pods} pod{}",
-        if pods == 1 { "" } else { "s" }
-    ))
+    let pods = format!("{pods} pod{}", if pods == 1 { "" } else { "s" });
+    check.finish(match compat {
+        true => format!("table bridge agent_network, with the chains of {pods}"),
+        false => format!("dispatching, and first on {pods}"),
+    })
 }
 
 /// What the programs were told, against the state.
 pub(super) fn maps(facts: &Facts) -> Finding {
     let mut check = Check::new("maps");
     let datapath = &facts.datapath;
-    let settings = check.see("the programs' settings", &datapath.settings);
+    let (whose, has) = match is_compat(facts) {
+        true => ("the table's", "the table has"),
+        false => ("the programs'", "the programs have"),
+    };
+    let settings = check.see(&format!("{whose} settings"), &datapath.settings);
     let wanted = check.see("the node's choices", &datapath.wanted);
     if let (Some(found), Some(wanted)) = (settings, wanted) {
         let pairs: [(&str, &dyn Debug, &dyn Debug); 5] = [
@@ -64,7 +73,7 @@ pub(super) fn maps(facts: &Facts) -> Finding {
             let (found, wanted) = (format!("{found:?}"), format!("{wanted:?}"));
             if found != wanted {
                 check.fail(
-                    format!("{what}: the programs have {found}, node.json says {wanted}"),
+                    format!("{what}: {has} {found}, node.json says {wanted}"),
                     SETUP,
                 );
             }
@@ -100,11 +109,9 @@ pub(super) fn maps(facts: &Facts) -> Finding {
         // a verb at work has its entry before its state, or after it
         for index in strays.into_iter().skip(facts.state.busy.len()) {
             let [a, b, c, d] = index.to_ne_bytes();
-            let remedy = match &facts.state.node {
-                Ok(node) if node.mode == Mode::IptablesCompat => {
-                    "nothing: the runtime's next GC removes it".to_owned()
-                }
-                _ => format!(
+            let remedy = match is_compat(facts) {
+                true => "nothing: the runtime's next GC removes it".to_owned(),
+                false => format!(
                     "bpftool map delete pinned {}/v1/ENDPOINTS key {a} {b} {c} {d}",
                     facts.machine.pin_dir
                 ),
@@ -118,32 +125,53 @@ pub(super) fn maps(facts: &Facts) -> Finding {
     check.finish("settings and entries are what the state says")
 }
 
+fn is_compat(facts: &Facts) -> bool {
+    matches!(&facts.state.node, Ok(node) if node.mode == Mode::IptablesCompat)
+}
+
 /// Programs of others on the same hooks.
 pub(super) fn other_programs(facts: &Facts) -> Finding {
     let mut check = Check::new("other-programs");
-    if matches!(&facts.state.node, Ok(node) if node.mode == Mode::IptablesCompat) {
-        return check.finish("not needed in mode iptables-compat");
-    }
+    let mut tell = |whose: &str, device: &str, other: &OtherProgram| {
+        let ProgramName { id, name } = &other.program;
+        let (place, may) = match other.before {
+            true => (
+                "before what is ours: it decides what that sees",
+                "it may neither redirect nor change packets",
+            ),
+            false => ("behind ours", "it may not redirect packets"),
+        };
+        check.warn(
+            format!("{whose}program {id} ({name}) is on {device} too, {place}"),
+            format!("find its owner (bpftool prog show id {id}; bpftool net show dev {device}; tc filter show dev {device} ingress); {may}"),
+        );
+    };
     for pod in &facts.pods {
         // what cannot be looked at is told by `programs`, with the same reason
-        for program in pod.foreign.iter().flatten() {
-            check.warn(
-                format!(
-                    "{}: program {} ({}) is on {} too, behind ours",
-                    name_of(pod),
-                    program.id,
-                    program.name,
-                    pod.attachment.host_veth
-                ),
-                format!("find its owner (bpftool prog show id {0}; tc filter show dev {1} ingress); it may not redirect packets", program.id, pod.attachment.host_veth),
+        for other in pod.foreign.iter().flatten() {
+            tell(
+                &format!("{}: ", name_of(pod)),
+                &pod.attachment.host_veth,
+                other,
             );
         }
+    }
+    for other in facts.network.on_bridge.iter().flatten() {
+        tell("", BRIDGE, other);
+    }
+    for pod in &facts.pods {
         if let Err(why) = &pod.foreign {
             check.warn(
                 format!("{}: cannot look at other programs: {why}", name_of(pod)),
                 "",
             );
         }
+    }
+    if let Err(why) = &facts.network.on_bridge {
+        check.warn(
+            format!("cannot look at other programs on {BRIDGE}: {why}"),
+            "",
+        );
     }
     match &facts.datapath.foreign_dispatchers {
         Ok(0) => {}

@@ -192,22 +192,22 @@ pub(super) fn cidrs(facts: &Facts) -> Finding {
         }
     }
     if let Some(in_use) = check.see("the node's routes", &facts.network.in_use) {
-        let in_use = in_use.iter().filter(|net| net.prefix_len() > 0);
         for used in in_use {
-            if *used != LINK_LOCAL && overlap(*used, pool) {
+            let (net, what, removal) = (used.net, used.what(), used.removal());
+            if net != LINK_LOCAL && overlap(net, pool) {
                 check.fail(
-                    format!(
-                        "the Fake IP CIDR {pool} overlaps {used}, which this node routes or has"
-                    ),
-                    format!("remove the route (ip route del {used}), or {OTHER_POOL}"),
+                    format!("the Fake IP CIDR {pool} overlaps {what}"),
+                    format!("take it away ({removal}), or {OTHER_POOL}"),
                 );
             }
             // single addresses are IPVS's own; a route around all of it is how a VPC is routed
-            let inside = |service: &&Ipv4Net| used.prefix_len() < 32 && service.contains(used);
+            let inside = |service: &&Ipv4Net| net.prefix_len() < 32 && service.contains(&net);
             for service in node.service_cidrs.iter().filter(inside) {
                 check.fail(
-                    format!("{used}, which this node routes or has, lies in the Service CIDR {service}: it is reached past the proxy"),
-                    format!("{REAL}, or remove the route (ip route del {used})"),
+                    format!(
+                        "{what}, lies in the Service CIDR {service}: it is reached past the proxy"
+                    ),
+                    format!("{REAL}, or take it away ({removal})"),
                 );
             }
         }

@@ -1,7 +1,7 @@
 //! Each check by a table: a healthy node with one thing changed, the level and words of the finding that names it, and
 //! nothing else changed.
 
-use std::net::Ipv4Addr;
+use std::{collections::BTreeSet, net::Ipv4Addr};
 
 use agent_core::{
     attachment::{Attachment, Mode, PodRef, SCHEMA_VERSION},
@@ -9,7 +9,7 @@ use agent_core::{
     node::NodeState,
 };
 use agent_datapath::{
-    inspect::ProgramName,
+    inspect::{OtherProgram, Place, ProgramName, Used},
     iptables::{Backend, Choice, Why},
     maps::PodEndpoint,
 };
@@ -81,6 +81,7 @@ fn healthy() -> Facts {
         name: name.into(),
         content,
         version: None,
+        capabilities: BTreeSet::new(),
     };
     Facts {
         machine: Machine {
@@ -118,11 +119,12 @@ fn healthy() -> Facts {
             sysctls: Ok(vec![]),
             ports: Ok(vec![VETH.into()]),
             in_use: Ok(vec![
-                "192.0.2.0/24".parse().unwrap(),
-                "169.254.0.0/16".parse().unwrap(),
-                "10.0.0.0/8".parse().unwrap(),
-                "10.96.0.1/32".parse().unwrap(),
+                route("192.0.2.0/24"),
+                route("169.254.0.0/16"),
+                route("10.0.0.0/8"),
+                route("10.96.0.1/32"),
             ]),
+            on_bridge: Ok(vec![]),
             uplink_mtu: Ok(Some(1500)),
             port_mtu: Ok(Some(1500)),
         },
@@ -131,6 +133,7 @@ fn healthy() -> Facts {
             entries: Ok(3),
             primary: Ok("/etc/cni/net.d/10-primary.conflist".into()),
             missing: vec![],
+            undeclared: vec![],
         }),
         leftovers: Leftovers {
             found: vec![],
@@ -161,6 +164,7 @@ fn healthy() -> Facts {
                 ),
             ]),
             conf_dir: "/etc/cni/net.d".into(),
+            conf_is_dir: false,
         },
         proxy: Proxy {
             url: "http://127.0.0.1:18080/healthz".into(),
@@ -226,9 +230,130 @@ fn cidr(facts: &mut Facts, text: &str) {
     facts.state.node.as_mut().unwrap().fake_ip_cidr = text.parse().unwrap();
 }
 
-fn used(facts: &mut Facts, text: &str) {
-    let in_use = facts.network.in_use.as_mut().unwrap();
-    in_use.push(text.parse().unwrap());
+fn route(text: &str) -> Used {
+    Used {
+        net: text.parse().unwrap(),
+        place: Place::Route {
+            route: format!("{text} dev eth1 table 9"),
+        },
+    }
+}
+
+fn used(facts: &mut Facts, used: Used) {
+    facts.network.in_use.as_mut().unwrap().push(used);
+}
+
+fn other(before: bool) -> OtherProgram {
+    OtherProgram {
+        program: ProgramName {
+            id: 5,
+            name: "theirs".into(),
+        },
+        before,
+    }
+}
+
+#[test]
+fn what_is_in_the_way_of_the_ranges_is_taken_away_where_it_is() {
+    for (one, removal) in [
+        (
+            route("169.254.9.128/25"),
+            "(ip route del 169.254.9.128/25 dev eth1 table 9)",
+        ),
+        (
+            Used {
+                net: "169.254.9.0/24".parse().unwrap(),
+                place: Place::Address {
+                    address: "169.254.9.250/24".into(),
+                    device: "eth1".into(),
+                },
+            },
+            "(ip addr del 169.254.9.250/24 dev eth1)",
+        ),
+    ] {
+        let mut facts = healthy();
+        used(&mut facts, one);
+        let findings = run(&facts);
+        let named = findings.iter().find(|one| one.id == "cidrs").unwrap();
+        assert!(named.remedy.contains(removal), "{named:?}");
+    }
+}
+
+#[test]
+fn every_setting_that_differs_is_named_and_what_is_left_to_the_node_does_not() {
+    let conf = |text: &str| crate::netconf::parse(text.as_bytes()).unwrap();
+    let found = |conf| {
+        let mut facts = healthy();
+        confs(&mut facts)[0].content = Content::Ours(Box::new(Ok(conf)));
+        let findings = run(&facts);
+        findings
+            .into_iter()
+            .find(|one| one.id == "cni-conf")
+            .unwrap()
+    };
+    for fine in [
+        r#"{"cniVersion": "1.1.0", "serviceCIDRs": ["10.96.0.0/12"], "mode": "auto"}"#,
+        r#"{"cniVersion": "1.1.0", "serviceCIDRs": ["10.96.0.0/12"], "mode": "ebpf", "fakeIPCIDR": "169.254.9.0/24"}"#,
+    ] {
+        assert_eq!(found(conf(fine)).level, Level::Ok, "{fine}");
+    }
+    let named = found(conf(
+        r#"{"cniVersion": "1.1.0", "mode": "iptables-compat", "fakeIPCIDR": "169.254.8.0/24", "pinDir": "/sys/fs/bpf/x"}"#,
+    ));
+    assert_eq!(named.level, Level::Warn);
+    for one in [
+        "fakeIPCIDR 169.254.8.0/24, the node runs with 169.254.9.0/24",
+        "serviceCIDRs none, the node runs with 10.96.0.0/12",
+        "mode iptables-compat, the node runs with ebpf",
+        "pinDir /sys/fs/bpf/x, the node runs with /sys/fs/bpf/agent-network",
+    ] {
+        assert!(named.found.contains(one), "{named:?}");
+    }
+}
+
+#[test]
+fn programs_of_others_are_looked_at_in_both_modes_and_told_by_where_they_are() {
+    for mode in [Mode::Ebpf, Mode::IptablesCompat] {
+        for (before, says) in [(true, "before what is ours"), (false, "behind ours")] {
+            for on_bridge in [true, false] {
+                let mut facts = healthy();
+                facts.state.node.as_mut().unwrap().mode = mode;
+                match on_bridge {
+                    true => facts.network.on_bridge = Ok(vec![other(before)]),
+                    false => facts.pods[0].foreign = Ok(vec![other(before)]),
+                }
+                let device = if on_bridge { "agentcni0" } else { VETH };
+                let findings = run(&facts);
+                let named = findings
+                    .iter()
+                    .find(|one| one.id == "other-programs")
+                    .unwrap();
+                assert_eq!(named.level, Level::Warn);
+                let what = format!("program 5 (theirs) is on {device} too, {says}");
+                assert!(named.found.contains(&what), "{named:?}");
+                assert!(named.remedy.contains("bpftool prog show id 5"), "{named:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_controls_pods_is_called_by_the_modes_own_words() {
+    let mut facts = healthy();
+    let says = |facts: &Facts| {
+        run(facts)
+            .into_iter()
+            .find(|one| one.id == "programs")
+            .unwrap()
+    };
+    assert_eq!(says(&facts).found, "dispatching, and first on 1 pod");
+    facts.state.node.as_mut().unwrap().mode = Mode::IptablesCompat;
+    assert_eq!(
+        says(&facts).found,
+        "table bridge agent_network, with the chains of 1 pod"
+    );
+    facts.pods[0].program = Program::Unseen("EPERM".into());
+    assert!(says(&facts).found.contains("cannot look at its chains"));
 }
 
 #[test]
@@ -304,6 +429,7 @@ fn what_cannot_be_looked_at_is_never_fine() {
         sysctls: Err(why()),
         ports: Err(why()),
         in_use: Err(why()),
+        on_bridge: Err(why()),
         uplink_mtu: Err(why()),
         port_mtu: Err(why()),
     };

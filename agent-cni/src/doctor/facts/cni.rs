@@ -1,13 +1,14 @@
 //! The plugin's binary, and every network configuration that the runtime could choose.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Read},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
-use agent_datapath::footprint::CONF_VERSION_KEY;
+use agent_datapath::footprint::{CONF, CONF_VERSION_KEY};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -37,6 +38,8 @@ pub(crate) struct Cni {
     pub(crate) confs: Seen<Vec<ConfFile>>,
     /// Where they are.
     pub(crate) conf_dir: PathBuf,
+    /// Whether a directory has our configuration's name.
+    pub(crate) conf_is_dir: bool,
 }
 
 /// The binary at its place.
@@ -62,6 +65,8 @@ pub(crate) struct ConfFile {
     pub(crate) content: Content,
     /// Which version of ours wrote it, where it says so.
     pub(crate) version: Option<String>,
+    /// What our part of it asks the runtime for.
+    pub(crate) capabilities: BTreeSet<String>,
 }
 
 /// What a configuration holds.
@@ -86,6 +91,7 @@ impl Cni {
             own: seen_at(own.display(), hash(own)),
             confs: confs(&options.host_cni_conf),
             conf_dir: options.host_cni_conf.clone(),
+            conf_is_dir: options.host_cni_conf.join(CONF).is_dir(),
         }
     }
 }
@@ -93,15 +99,25 @@ impl Cni {
 impl Cni {
     /// The configuration that the runtime calls us with; the defaults when there is none that can be used.
     pub(crate) fn conf(&self) -> NetConf {
-        let ours = self
-            .confs
+        self.ours()
+            .map_or_else(NetConf::defaults, |(_, conf)| conf.clone())
+    }
+
+    /// The capabilities that it declares.
+    pub(crate) fn capabilities(&self) -> BTreeSet<String> {
+        self.ours()
+            .map(|(file, _)| file.capabilities.clone())
+            .unwrap_or_default()
+    }
+
+    fn ours(&self) -> Option<(&ConfFile, &NetConf)> {
+        self.confs
             .iter()
             .flatten()
             .find_map(|file| match &file.content {
-                Content::Ours(conf) => conf.as_ref().as_ref().ok(),
+                Content::Ours(conf) => Some((file, conf.as_ref().as_ref().ok()?)),
                 _ => None,
-            });
-        ours.cloned().unwrap_or_else(NetConf::defaults)
+            })
     }
 }
 
@@ -152,6 +168,7 @@ fn confs(dir: &Path) -> Seen<Vec<ConfFile>> {
             ConfFile {
                 content: content(&path),
                 version: version(&path),
+                capabilities: capabilities(&path),
                 name,
             }
         })
@@ -165,6 +182,23 @@ fn version(path: &Path) -> Option<String> {
     let mut parts = std::iter::once(&value).chain(listed.into_iter().flatten());
     let version = parts.find_map(|part| part.get(CONF_VERSION_KEY)?.as_str());
     version.map(str::to_owned)
+}
+
+/// What our part of a configuration, or of our list, declares as wanted.
+fn capabilities(path: &Path) -> BTreeSet<String> {
+    let value: Value = match file::read(path).map(|bytes| serde_json::from_slice(&bytes)) {
+        Ok(Ok(value)) => value,
+        _ => return BTreeSet::new(),
+    };
+    let listed = value.get("plugins").and_then(Value::as_array);
+    std::iter::once(&value)
+        .chain(listed.into_iter().flatten())
+        .filter(|part| part["type"] == PLUGIN)
+        .filter_map(|part| part.get("capabilities")?.as_object())
+        .flatten()
+        .filter(|(_, wanted)| **wanted == Value::Bool(true))
+        .map(|(name, _)| name.clone())
+        .collect()
 }
 
 fn content(path: &Path) -> Content {
@@ -247,6 +281,28 @@ mod tests {
                 Content::Ours(_) => "ours",
             };
             assert_eq!(found, is, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_our_own_part_declares_as_wanted_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("00-agent-cni.conflist");
+        for (text, wanted) in [
+            (
+                r#"{"type": "agent-cni", "capabilities": {"portMappings": true, "dns": false}}"#,
+                vec!["portMappings"],
+            ),
+            (
+                r#"{"plugins": [{"type": "agent-cni", "capabilities": {"dns": true}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}"#,
+                vec!["dns"],
+            ),
+            (r#"{"type": "agent-cni"}"#, vec![]),
+            ("[", vec![]),
+        ] {
+            fs::write(&path, text).unwrap();
+            let found: Vec<String> = capabilities(&path).into_iter().collect();
+            assert_eq!(found, wanted, "{text}");
         }
     }
 

@@ -2,13 +2,13 @@
 
 use agent_core::{attachment::Mode, node::BRIDGE};
 use agent_datapath::{
-    bridge, bridge_filter, iptables, link,
+    bridge, bridge_filter,
+    inspect::{self, OtherProgram, Ours, Used},
+    iptables, link,
     network::{self, NodeNetwork},
-    routing,
     rtnl::Rtnl,
     sysctl,
 };
-use ipnet::Ipv4Net;
 
 use super::{seen, state::State};
 use crate::{doctor::check::Seen, netconf::NetConf, state::StateDir};
@@ -37,7 +37,9 @@ pub(crate) struct Network {
     /// The bridge's ports.
     pub(crate) ports: Seen<Vec<String>>,
     /// The networks of the node's addresses and routes, without the bridge's.
-    pub(crate) in_use: Seen<Vec<Ipv4Net>>,
+    pub(crate) in_use: Seen<Vec<Used>>,
+    /// Programs of others at the bridge's ingress.
+    pub(crate) on_bridge: Seen<Vec<OtherProgram>>,
     /// The MTU of the interface to the outside.
     pub(crate) uplink_mtu: Seen<Option<u32>>,
     /// Pods, and the MTU of their links.
@@ -51,9 +53,10 @@ impl Network {
             Ok(rtnl) => rtnl,
             Err(why) => return Self::unseen(why),
         };
-        let in_use = seen(routing::networks_in_use(rtnl, BRIDGE).await);
+        let in_use = seen(inspect::networks_in_use(rtnl, BRIDGE).await);
         let uplink_mtu = seen(link::uplink_mtu(rtnl).await);
         let ports = ports(rtnl).await;
+        let on_bridge = on_bridge(rtnl).await;
         let iptables = seen(iptables::choice());
         let port_mtu = greatest_mtu(rtnl, &ports).await;
         let wanted = state.node.clone().and_then(|node| {
@@ -63,6 +66,7 @@ impl Network {
         match wanted {
             Err(why) => Self {
                 in_use,
+                on_bridge,
                 uplink_mtu,
                 ports,
                 port_mtu,
@@ -89,6 +93,7 @@ impl Network {
                     sysctls: Ok(settings(&wanted)),
                     ports,
                     in_use,
+                    on_bridge,
                     uplink_mtu,
                     port_mtu,
                 }
@@ -109,6 +114,7 @@ impl Network {
             sysctls: Err(why.to_owned()),
             ports: Err(why.to_owned()),
             in_use: Err(why.to_owned()),
+            on_bridge: Err(why.to_owned()),
             uplink_mtu: Err(why.to_owned()),
             port_mtu: Err(why.to_owned()),
         }
@@ -128,6 +134,14 @@ async fn ports(rtnl: &Rtnl) -> Seen<Vec<String>> {
     match seen(link::index_of(rtnl, BRIDGE).await)? {
         None => Ok(Vec::new()),
         Some(index) => seen(link::ports_of(rtnl, index).await),
+    }
+}
+
+/// The bridge's filter is a filter in either mode; none where there is no bridge.
+async fn on_bridge(rtnl: &Rtnl) -> Seen<Vec<OtherProgram>> {
+    match seen(link::index_of(rtnl, BRIDGE).await)? {
+        None => Ok(Vec::new()),
+        Some(index) => seen(inspect::others_at_ingress(BRIDGE, index, Ours::Filter)),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use agent_core::attachment::Attachment;
+use agent_core::attachment::{Attachment, Mode};
 use agent_datapath::{
     attach::{AttachError, CheckError},
     bridge,
     error::NetError,
-    inspect::ProgramName,
+    inspect::{self, OtherProgram, Ours},
     link,
     netns::Netns,
     plane::{Plane, PlaneError},
@@ -33,7 +33,7 @@ pub(crate) struct Pod {
     /// What is wrong with the program on it, if anything.
     pub(crate) program: Program,
     /// Programs of others on its link.
-    pub(crate) foreign: Seen<Vec<ProgramName>>,
+    pub(crate) foreign: Seen<Vec<OtherProgram>>,
 }
 
 /// A pod's network namespace.
@@ -81,7 +81,7 @@ pub(crate) async fn read(
             namespace: namespace(&opened, &path),
             link,
             program: program(plane, attachment),
-            foreign: foreign(plane, attachment),
+            foreign: foreign(state, plane, attachment),
             attachment: attachment.clone(),
         });
     }
@@ -162,13 +162,22 @@ fn program(plane: &Seen<Plane>, attachment: &Attachment) -> Program {
     }
 }
 
-/// Programs of others on the pod's link, which count where ours is one.
-fn foreign(plane: &Seen<Plane>, attachment: &Attachment) -> Seen<Vec<ProgramName>> {
+/// Programs of others on the pod's link. What the iptables-compat mode has is a table of the bridge, which comes after all of
+/// them.
+fn foreign(state: &State, plane: &Seen<Plane>, attachment: &Attachment) -> Seen<Vec<OtherProgram>> {
+    let (name, index) = (&attachment.host_veth, attachment.ifindex);
     match plane {
-        Ok(Plane::Ebpf(datapath)) => {
-            seen(datapath.foreign_classifiers(&attachment.host_veth, attachment.ifindex))
+        Ok(Plane::Ebpf(datapath)) => seen(datapath.foreign_classifiers(name, index)),
+        Ok(Plane::Compat(_)) => seen(inspect::others_at_ingress(name, index, Ours::After)),
+        // a table that is gone keeps nobody from looking
+        Err(_)
+            if state
+                .node
+                .as_ref()
+                .is_ok_and(|node| node.mode == Mode::IptablesCompat) =>
+        {
+            seen(inspect::others_at_ingress(name, index, Ours::After))
         }
-        Ok(Plane::Compat(_)) => Ok(Vec::new()),
         Err(why) => Err(why.clone()),
     }
 }

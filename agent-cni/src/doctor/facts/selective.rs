@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use agent_core::workloads::WorkloadsFile;
 
-use super::{chain, seen_at};
+use super::{chain, cni::Cni, seen_at};
 use crate::{
     delegate,
     doctor::{check::Seen, options::Options},
-    netconf::NetConf,
 };
 
 /// See the module.
@@ -22,11 +21,14 @@ pub(crate) struct Selective {
     pub(crate) primary: Seen<PathBuf>,
     /// Its plugins that are not installed.
     pub(crate) missing: Vec<String>,
+    /// Capabilities that its plugins want and our configuration does not declare.
+    pub(crate) undeclared: Vec<String>,
 }
 
 impl Selective {
     /// Reads it; nothing when every pod is ours.
-    pub(crate) fn read(conf: &NetConf, options: &Options) -> Option<Self> {
+    pub(crate) fn read(cni: &Cni, options: &Options) -> Option<Self> {
+        let conf = &cni.conf();
         let selective = conf.selective.as_ref()?;
         let file = options.on_host(&selective.workloads_file);
         let entries = seen_at(file.display(), std::fs::read(&file)).and_then(|bytes| {
@@ -39,7 +41,12 @@ impl Selective {
             .iter()
             .flat_map(|primary| &primary.kinds)
             .filter(|kind| !options.host_cni_bin.join(kind).is_file());
+        let declared = cni.capabilities();
+        let undeclared = found
+            .iter()
+            .flat_map(|primary| primary.capabilities.difference(&declared));
         Some(Self {
+            undeclared: undeclared.cloned().collect(),
             entries,
             missing: missing.cloned().collect(),
             primary: found

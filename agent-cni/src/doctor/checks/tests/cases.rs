@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use agent_datapath::{footprint::UnfitStateDir, inspect::ProgramName, maps::PodEndpoint};
 
-use super::{choice, cidr, confs, listener, used};
+use super::{choice, cidr, confs, listener, other, route, used};
 use crate::doctor::{
     check::Level,
     facts::{
@@ -125,6 +125,12 @@ pub(super) const CASES: &[Case] = &[
         "says serviceCIDRs 10.0.0.0/8",
     ),
     (
+        |f| f.cni.conf_is_dir = true,
+        "cni-conf",
+        Level::Fail,
+        "/etc/cni/net.d/00-agent-cni.conf is a directory",
+    ),
+    (
         |f| confs(f).swap(0, 1),
         "cni-first",
         Level::Fail,
@@ -138,6 +144,7 @@ pub(super) const CASES: &[Case] = &[
                     name: "00-a.conf".into(),
                     content: Content::Broken("{".into()),
                     version: None,
+                    capabilities: Default::default(),
                 },
             );
         },
@@ -273,6 +280,18 @@ pub(super) const CASES: &[Case] = &[
         "plugin ptp",
     ),
     (
+        |f| {
+            f.selective
+                .as_mut()
+                .unwrap()
+                .undeclared
+                .push("portMappings".into());
+        },
+        "selective",
+        Level::Warn,
+        "want portMappings, which our configuration does not declare",
+    ),
+    (
         |f| f.network.iptables = Ok(choice(true)),
         "iptables",
         Level::Warn,
@@ -319,13 +338,13 @@ pub(super) const CASES: &[Case] = &[
         "always denied",
     ),
     (
-        |f| used(f, "169.254.9.128/25"),
+        |f| used(f, route("169.254.9.128/25")),
         "cidrs",
         Level::Fail,
         "169.254.9.128/25",
     ),
     (
-        |f| used(f, "10.96.7.0/24"),
+        |f| used(f, route("10.96.7.0/24")),
         "cidrs",
         Level::Fail,
         "in the Service CIDR",
@@ -397,15 +416,16 @@ pub(super) const CASES: &[Case] = &[
         "interface 9",
     ),
     (
-        |f| {
-            f.pods[0].foreign = Ok(vec![ProgramName {
-                id: 5,
-                name: "theirs".into(),
-            }]);
-        },
+        |f| f.pods[0].foreign = Ok(vec![other(false)]),
         "other-programs",
         Level::Warn,
         "theirs",
+    ),
+    (
+        |f| f.network.on_bridge = Ok(vec![other(true)]),
+        "other-programs",
+        Level::Warn,
+        "on agentcni0 too, before",
     ),
     (
         |f| f.datapath.foreign_dispatchers = Ok(1),
