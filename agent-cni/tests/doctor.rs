@@ -177,7 +177,9 @@ fn a_configuration_of_another_mode_is_named_and_auto_is_none() {
 #[test]
 fn what_overlaps_is_taken_away_by_what_doctor_says_and_the_bridge_keeps_its_route() {
     let patient = Patient::new("ebpf");
-    patient.sh("ip link add theirs type veth peer name peer; ip link set theirs up; ip link set peer up");
+    patient.sh(
+        "ip link add theirs type veth peer name peer; ip link set theirs up; ip link set peer up",
+    );
     for (spoil, says) in [
         (
             "ip addr add 169.254.9.250/24 dev theirs",

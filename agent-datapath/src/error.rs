@@ -66,7 +66,7 @@ pub enum NetError {
         /// What should be there.
         wanted: String,
     },
-    /// A teardown went on after errors; these are all of them.
+    /// A teardown, or a look at several things, went on after errors; these are all of them.
     #[error("{}", .0.iter().map(describe).collect::<Vec<_>>().join("; "))]
     Several(Vec<NetError>),
 }
@@ -97,6 +97,18 @@ impl NetError {
         }
     }
 
+    /// One error for all of these; fine when there are none.
+    ///
+    /// # Errors
+    /// What is in the list.
+    pub(crate) fn of_all(mut errors: Vec<Self>) -> Result<(), Self> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Self::Several(errors)),
+        }
+    }
+
     /// The kernel's error number, when the kernel answered with one.
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -120,6 +132,19 @@ impl NetError {
             Self::Several(_) => "several",
         }
     }
+}
+
+/// So many differences are named; the rest is counted, so that a table that was flushed is one line.
+const NAMED: usize = 5;
+
+/// Several differences in one line.
+#[must_use]
+pub fn some_of(all: &[String], separator: &str) -> String {
+    let mut text = all[..all.len().min(NAMED)].join(separator);
+    if all.len() > NAMED {
+        text.push_str(&format!("{separator}and {} more", all.len() - NAMED));
+    }
+    text
 }
 
 /// The error and its sources in one line.

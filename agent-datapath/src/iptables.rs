@@ -10,7 +10,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::{error::NetError, network::NodeNetwork};
+use crate::{
+    error::{NetError, some_of},
+    network::NodeNetwork,
+};
 
 mod backend;
 pub(crate) mod command;
@@ -70,7 +73,7 @@ pub fn ensure(node: &NodeNetwork) -> Result<Ensured, NetError> {
 /// Compares the rules with what [`ensure`] makes.
 ///
 /// # Errors
-/// `Differs`, naming every difference.
+/// `Differs`, naming the differences.
 pub fn check(node: &NodeNetwork) -> Result<Choice, NetError> {
     let (choice, worlds) = look()?;
     let set = ipset::check(&node.service_cidrs)?;
@@ -89,7 +92,7 @@ pub fn check(node: &NodeNetwork) -> Result<Choice, NetError> {
     } else {
         Err(NetError::differs(
             format!("iptables ({})", choice.backend.name()),
-            found.join(", "),
+            some_of(&found, ", "),
             "our rules",
         ))
     }

@@ -134,10 +134,25 @@ impl NodeNetwork {
 /// # Errors
 /// The first step that failed. What was done stays: it is the same on the next try, and closed without the rest.
 pub async fn ensure_node(node: &NodeNetwork) -> Result<u32, NetError> {
+    set_up(node, report).await
+}
+
+/// As [`ensure_node`], of a node that is thrown away again: nobody has to know which rules were written there.
+///
+/// # Errors
+/// As [`ensure_node`].
+pub(crate) async fn try_node(node: &NodeNetwork) -> Result<u32, NetError> {
+    set_up(node, |_| {}).await
+}
+
+async fn set_up(
+    node: &NodeNetwork,
+    told: impl FnOnce(&iptables::Ensured),
+) -> Result<u32, NetError> {
     let rtnl = Rtnl::connect()?;
     nft::ensure(&ruleset::table(node, parts(node)?))?;
     if node.mode == Mode::IptablesCompat {
-        report(&iptables::ensure(node)?);
+        told(&iptables::ensure(node)?);
     }
     let index = bridge::ensure(&rtnl, &node.bridge).await?;
     bridge_filter::ensure(&rtnl, node, index).await?;
@@ -179,12 +194,14 @@ pub async fn check_node(node: &NodeNetwork) -> Result<u32, NetError> {
 /// As [`check_node`], of the rules alone: the nftables table, and in the iptables-compat mode those of iptables.
 ///
 /// # Errors
-/// The first difference.
+/// Every difference.
 pub fn check_rules(node: &NodeNetwork) -> Result<(), NetError> {
+    let mut errors = Vec::new();
     if node.mode == Mode::IptablesCompat {
-        iptables::check(node)?;
+        errors.extend(iptables::check(node).err());
     }
-    check_table(node)
+    errors.extend(check_table(node).err());
+    NetError::of_all(errors)
 }
 
 /// Compares the table `ip agent_network` with what [`ensure_node`] makes.
@@ -215,7 +232,7 @@ pub async fn leave_mode(node: &NodeNetwork) -> Result<(), NetError> {
             errors.extend(node.policy_route().remove(&rtnl).await.err());
         }
     }
-    all(errors)
+    NetError::of_all(errors)
 }
 
 /// Takes everything down that [`ensure_node`] made, in either mode; what is gone already is fine. Goes on after errors.
@@ -234,7 +251,7 @@ pub async fn remove_node(node: &NodeNetwork) -> Result<(), NetError> {
     errors.extend(nft::remove(Family::Ip, ruleset::TABLE).err());
     let settings = sysctl::node_settings(&node.bridge.name);
     errors.extend(sysctl::restore(&settings, &node.sysctl_record).err());
-    all(errors)
+    NetError::of_all(errors)
 }
 
 /// What the table `ip agent_network` must have now.
@@ -262,13 +279,5 @@ fn report(ensured: &iptables::Ensured) {
             changes = ensured.mended.join(", "),
             "iptables rules written"
         );
-    }
-}
-
-fn all(errors: Vec<NetError>) -> Result<(), NetError> {
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(NetError::Several(errors))
     }
 }

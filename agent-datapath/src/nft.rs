@@ -19,7 +19,7 @@ use self::{
     socket::{NetfilterSocket, attribute},
     value::{Chain, Family, SetKind, Table},
 };
-use crate::error::NetError;
+use crate::error::{NetError, some_of};
 
 /// Makes the table be as given in the calling thread's network namespace.
 ///
@@ -120,22 +120,21 @@ pub(crate) fn difference(
     socket: &NetfilterSocket,
     table: &Table,
 ) -> Result<Option<String>, NetError> {
-    let found = structure_difference(socket, table)?;
-    if found.is_some() {
-        return Ok(found);
-    }
+    let (mut differences, there) = structure_differences(socket, table)?;
     let settings = table
         .sets
         .iter()
-        .filter(|set| matches!(set.kind, SetKind::Keys | SetKind::Ranges));
+        .filter(|set| matches!(set.kind, SetKind::Keys | SetKind::Ranges))
+        // of one that is not there it is told already
+        .filter(|set| there.contains(&set.name));
     for set in settings {
         let found =
             read::elements(socket, table.family, table.name, set.name).map_err(asking(table))?;
         if found != set.elements.iter().cloned().collect() {
-            return Ok(Some(format!("with other elements in set {}", set.name)));
+            differences.push(format!("with other elements in set {}", set.name));
         }
     }
-    Ok(None)
+    Ok(named(&differences))
 }
 
 /// As [`difference`], without the elements of sets.
@@ -143,6 +142,19 @@ pub(crate) fn structure_difference(
     socket: &NetfilterSocket,
     table: &Table,
 ) -> Result<Option<String>, NetError> {
+    Ok(named(&structure_differences(socket, table)?.0))
+}
+
+fn named(differences: &[String]) -> Option<String> {
+    (!differences.is_empty()).then(|| some_of(differences, ", "))
+}
+
+/// Everything that is not as it should be, and the sets that are there.
+fn structure_differences(
+    socket: &NetfilterSocket,
+    table: &Table,
+) -> Result<(Vec<String>, Vec<&'static str>), NetError> {
+    let only = |what: &str| Ok((vec![what.to_owned()], Vec::new()));
     let question = encode::get(
         Message::GetTable,
         false,
@@ -150,11 +162,12 @@ pub(crate) fn structure_difference(
         &[(encode::TABLE_NAME, table.name)],
     );
     let Some(found) = absent_as_none(socket.one(&question)).map_err(asking(table))? else {
-        return Ok(Some("missing".into()));
+        return only("missing");
     };
     if attribute(&found, encode::TABLE_FLAGS).is_some_and(|flags| flags != [0; 4]) {
-        return Ok(Some("switched off (flags set)".into()));
+        return only("switched off (flags set)");
     }
+    let (mut differences, mut there) = (Vec::new(), Vec::new());
     for set in &table.sets {
         let question = encode::get(
             Message::GetSet,
@@ -165,22 +178,18 @@ pub(crate) fn structure_difference(
                 (encode::SET_NAME, set.name),
             ],
         );
-        if absent_as_none(socket.one(&question))
-            .map_err(asking(table))?
-            .is_none()
-        {
-            return Ok(Some(format!("without set {}", set.name)));
+        match absent_as_none(socket.one(&question)).map_err(asking(table))? {
+            Some(_) => there.push(set.name),
+            None => differences.push(format!("without set {}", set.name)),
         }
     }
     let generation = encode::generation(table);
     for chain in &table.chains {
         let found = chain_difference(socket, table.family, table.name, chain, generation)
             .map_err(asking(table))?;
-        if found.is_some() {
-            return Ok(found);
-        }
+        differences.extend(found);
     }
-    Ok(None)
+    Ok((differences, there))
 }
 
 fn asking(table: &Table) -> impl Fn(io::Error) -> NetError + use<> {

@@ -130,22 +130,20 @@ pub fn ensure(settings: &[Setting], record: Option<&Path>) -> Result<(), NetErro
 /// Compares the settings with what the kernel has.
 ///
 /// # Errors
-/// `Differs` for the first one that is not as wanted.
+/// Every one that is not as wanted: `Differs`, or `Refused` when it cannot be read.
 pub fn check(settings: &[Setting]) -> Result<(), NetError> {
-    for setting in settings {
-        match read(&setting.file()) {
-            Ok(value) if value == setting.value => {}
-            Ok(value) => return Err(NetError::differs(setting.name(), value, setting.value)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && setting.optional => {}
-            Err(source) => {
-                return Err(NetError::refused(
-                    format!("read {}", setting.name()),
-                    source,
-                ));
-            }
-        }
-    }
-    Ok(())
+    let differences = settings
+        .iter()
+        .filter_map(|setting| match read(&setting.file()) {
+            Ok(value) if value == setting.value => None,
+            Ok(value) => Some(NetError::differs(setting.name(), value, setting.value)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && setting.optional => None,
+            Err(source) => Some(NetError::refused(
+                format!("read {}", setting.name()),
+                source,
+            )),
+        });
+    NetError::of_all(differences.collect())
 }
 
 /// Puts recorded values back and removes the record. A setting that somebody changed meanwhile to something that is

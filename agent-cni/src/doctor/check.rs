@@ -1,5 +1,6 @@
 //! What a check answers: a level, what was found, and what mends it.
 
+use agent_datapath::error::some_of;
 use serde::Serialize;
 
 /// How bad it is. Ordered: the worst is the greatest.
@@ -48,9 +49,6 @@ pub(crate) struct Check {
     id: &'static str,
     problems: Vec<(Level, String, String)>,
 }
-
-/// So many problems of one kind are told one by one; the rest is counted.
-const TOLD: usize = 5;
 
 impl Check {
     /// A check that has found nothing yet.
@@ -111,18 +109,10 @@ impl Check {
         Finding {
             id: self.id,
             level,
-            found: some_of(&found),
-            remedy: some_of(&remedies),
+            found: some_of(&found, "; "),
+            remedy: some_of(&remedies, "; "),
         }
     }
-}
-
-fn some_of(all: &[String]) -> String {
-    let mut text = all[..all.len().min(TOLD)].join("; ");
-    if all.len() > TOLD {
-        text.push_str(&format!("; and {} more", all.len() - TOLD));
-    }
-    text
 }
 
 #[cfg(test)]

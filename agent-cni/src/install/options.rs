@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    net::Ipv6Addr,
     path::{Path, PathBuf},
 };
 
@@ -10,7 +11,7 @@ use agent_datapath::{
     probe::Requested,
 };
 use clap::Args;
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::{Map, Value, json};
 
 use crate::netconf::{DEFAULT_PIN_DIR, DEFAULT_STATE_DIR};
@@ -45,18 +46,19 @@ pub(crate) struct PlaceOptions {
 pub(crate) struct InstallOptions {
     #[command(flatten)]
     pub(crate) places: PlaceOptions,
-    /// Destinations that kube-proxy serves, such as 10.96.0.0/12.
+    /// Destinations that kube-proxy serves, such as 10.96.0.0/12 (required, but for --ready).
     ///
     /// Find yours: kubectl cluster-info dump | grep -m1 service-cluster-ip-range
     #[arg(
         long = "service-cidrs",
         value_name = "CIDR,…",
         value_delimiter = ',',
+        value_parser = ipv4_net,
         required_unless_present = "ready"
     )]
     pub(crate) service_cidrs: Vec<Ipv4Net>,
     /// The pods' addresses, /8 to /30 (default: a /24 of 169.254.0.0/16, by the node's name).
-    #[arg(long, value_name = "CIDR")]
+    #[arg(long, value_name = "CIDR", value_parser = ipv4_net)]
     pub(crate) fake_ip_cidr: Option<Ipv4Net>,
     /// How traffic is redirected: auto, ebpf or iptables-compat.
     #[arg(long, value_name = "MODE", default_value = "auto")]
@@ -169,6 +171,19 @@ impl InstallOptions {
         text.push('\n');
         text
     }
+}
+
+fn ipv4_net(text: &str) -> Result<Ipv4Net, String> {
+    if let Ok(net) = text.parse() {
+        return Ok(net);
+    }
+    if text.parse::<Ipv6Net>().is_ok() || text.parse::<Ipv6Addr>().is_ok() {
+        return Err(
+            "agent-network's pods have IPv4 only; of a dual-stack cluster name the IPv4 range"
+                .into(),
+        );
+    }
+    Err("it must be an IPv4 range such as 10.96.0.0/12".into())
 }
 
 fn file_name(text: &str) -> Result<String, String> {
@@ -286,6 +301,39 @@ mod tests {
             let file = format!("--primary-file={wrong}");
             assert!(Cli::try_parse_from(["install", "--ready", &file]).is_err());
         }
+    }
+
+    #[test]
+    fn a_range_that_cannot_be_used_is_told_with_what_can() {
+        for (range, says) in [
+            ("fd00::/108", "name the IPv4 range"),
+            ("fd00::1", "name the IPv4 range"),
+            ("10.96.0.0", "an IPv4 range such as 10.96.0.0/12"),
+            ("10.96.0.0/33", "an IPv4 range such as"),
+            ("", "an IPv4 range such as"),
+        ] {
+            for flag in [
+                "--service-cidrs=10.96.0.0/12,",
+                "--service-cidrs=",
+                "--fake-ip-cidr=",
+            ] {
+                let error = Cli::try_parse_from(["install", "--ready", &format!("{flag}{range}")])
+                    .map(|_| ())
+                    .unwrap_err()
+                    .to_string();
+                assert!(error.contains(says), "{flag}{range}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_help_says_what_is_required() {
+        use clap::CommandFactory;
+        let help = Cli::command().render_help().to_string();
+        // wherever the terminal's width breaks it
+        let words: Vec<_> = help.split_whitespace().collect();
+        let said = words.join(" ");
+        assert!(said.contains("(required, but for --ready)"), "{help}");
     }
 
     #[test]

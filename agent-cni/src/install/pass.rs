@@ -8,7 +8,7 @@ use std::{
 use agent_core::{attachment::Mode, node::NodeState};
 use agent_datapath::{
     bridge, bridge_filter,
-    error::NetError,
+    error::{NetError, some_of},
     footprint::{self, BINARY, CONF, Places, STAGED_BINARY, STAGED_CONF, VERSION_RECORD},
     load::Datapath,
     network,
@@ -236,11 +236,11 @@ impl Installer {
 }
 
 fn place(file: &mut Watched, kind: Kind, outcome: &mut Outcome) -> Result<(), Problem> {
-    let differs = file.difference().map_err(|error| Problem::of(&error))?;
+    let differs = file.difference().map_err(Problem::from)?;
     match differs {
-        None => file.sweep().map_err(|error| Problem::of(&error)),
+        None => file.sweep().map_err(Problem::from),
         Some(what) => {
-            file.place().map_err(|error| Problem::of(&error))?;
+            file.place().map_err(Problem::from)?;
             outcome.found.push(Found::new(kind, what));
             Ok(())
         }
@@ -305,22 +305,39 @@ async fn differences(conf: &NetConf, dir: &StateDir) -> Vec<Found> {
 /// How the node's choices are not what the configuration asks for.
 fn outdated(conf: &NetConf, state: &NodeState) -> Option<String> {
     let pin_dir = conf.pin_dir_on_host();
-    if conf
-        .fake_ip_cidr
-        .is_some_and(|wanted| wanted != state.fake_ip_cidr)
-    {
-        Some("the Fake IP CIDR is another".into())
-    } else if conf.service_cidrs != state.service_cidrs {
-        Some("the Service CIDRs are others".into())
-    } else if Path::new(&state.pin_dir) != pin_dir {
-        Some("the pins' directory is another".into())
-    } else if matches!(conf.mode, Requested::This(mode) if mode != state.mode) {
-        Some(format!("the mode is {}", state.mode.as_str()))
-    } else if Plane::is_present(other(state.mode), &Pins::new(&conf.pin_dir)).unwrap_or(true) {
-        Some("the other mode's data path is there too".into())
-    } else {
-        None
-    }
+    let is_another = |cidr| cidr != state.fake_ip_cidr;
+    let mut found = Vec::new();
+    let mut note = |differs: bool, what: &str| {
+        if differs {
+            found.push(what.to_owned());
+        }
+    };
+    note(
+        conf.fake_ip_cidr.is_some_and(is_another),
+        "the Fake IP CIDR is another",
+    );
+    note(
+        conf.service_cidrs != state.service_cidrs,
+        "the Service CIDRs are others",
+    );
+    note(
+        Path::new(&state.pin_dir) != pin_dir,
+        "the pins' directory is another",
+    );
+    note(
+        matches!(conf.mode, Requested::This(mode) if mode != state.mode),
+        &format!("the mode is {}", state.mode.as_str()),
+    );
+    note(
+        Plane::is_present(other(state.mode), &Pins::new(&conf.pin_dir)).unwrap_or(true),
+        "the other mode's data path is there too",
+    );
+    joined(&found)
+}
+
+/// As one finding.
+fn joined(found: &[String]) -> Option<String> {
+    (!found.is_empty()).then(|| some_of(found, "; "))
 }
 
 fn other(mode: Mode) -> Mode {
@@ -370,25 +387,31 @@ fn program_difference(state: &NodeState, pin_dir: &Path) -> Option<String> {
         Ok(datapath) => datapath,
         Err(error) => return Some(error.to_string()),
     };
-    match datapath.is_this_build() {
-        Ok(true) => {}
-        Ok(false) => return Some("the programs are of another build".into()),
-        Err(error) => return Some(error.to_string()),
-    }
-    match datapath.is_dispatching() {
-        Ok(true) => {}
-        Ok(false) => return Some("the dispatch program is not attached".into()),
-        Err(error) => return Some(error.to_string()),
-    }
     let mut wanted = node::datapath_config(state);
     wanted.fake_cidrs.sort();
     wanted.service_cidrs.sort();
     wanted.service_cidrs.dedup();
-    match datapath.settings() {
-        Ok(settings) if settings == wanted => None,
-        Ok(_) => Some("the programs' settings are others".into()),
-        Err(error) => Some(error.to_string()),
-    }
+    let said = |is_right: Result<bool, String>, otherwise: &str| match is_right {
+        Ok(true) => None,
+        Ok(false) => Some(otherwise.to_owned()),
+        Err(error) => Some(error),
+    };
+    let found = [
+        said(
+            datapath.is_this_build().map_err(|error| error.to_string()),
+            "the programs are of another build",
+        ),
+        said(
+            datapath.is_dispatching().map_err(|error| error.to_string()),
+            "the dispatch program is not attached",
+        ),
+        match datapath.settings() {
+            Ok(settings) if settings == wanted => None,
+            Ok(_) => Some("the programs' settings are others".to_owned()),
+            Err(error) => Some(error.to_string()),
+        },
+    ];
+    joined(&found.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// The program that runs now, also when its file was replaced.

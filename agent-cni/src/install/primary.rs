@@ -96,7 +96,7 @@ impl Primary {
         let was_right = matches!(conf_file.difference(), Ok(None));
         conf_file.change(content);
         if was_right {
-            conf_file.place().map_err(|error| Problem::of(&error))?;
+            conf_file.place().map_err(Problem::from)?;
             let capabilities = &primary.capabilities;
             tracing::info!(
                 ?capabilities,

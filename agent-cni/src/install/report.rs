@@ -6,6 +6,7 @@ use std::{fs, io, path::Path};
 use agent_core::install::{self, STALE_SECONDS, TRY_AGAIN};
 pub(crate) use agent_core::install::{Kind, Problem, Status};
 
+use super::stage::StageError;
 use crate::{error::CniError, file, state::StateDir};
 
 /// A status that says nothing new is written again after this.
@@ -37,6 +38,21 @@ impl From<CniError> for Problem {
             false => format!("{}: {}", error.msg, error.details),
         };
         Self::new(what, TRY_AGAIN)
+    }
+}
+
+impl From<StageError> for Problem {
+    fn from(error: StageError) -> Self {
+        match &error {
+            StageError::Directory(path) => Self::new(
+                error.to_string(),
+                format!(
+                    "look at what is in it and move it away, or rm -r {}; {TRY_AGAIN}",
+                    path.display()
+                ),
+            ),
+            _ => Self::of(&error),
+        }
     }
 }
 

@@ -33,6 +33,9 @@ pub(crate) enum StageError {
         #[source]
         source: io::Error,
     },
+    /// Somebody made a directory of the file's name, and has something in it.
+    #[error("{} is a directory that is not empty, where a file of agent-network's belongs", .0.display())]
+    Directory(PathBuf),
     /// What was written is not what is read back.
     #[error("{} does not hold what was written to it", .0.display())]
     Corrupt(PathBuf),
@@ -189,7 +192,15 @@ impl Watched {
             return Err(StageError::Corrupt(staged.to_owned()));
         }
         let path = self.target.path();
-        fs::rename(staged, &path).map_err(failed("replace", &path))?;
+        match fs::rename(staged, &path) {
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                // empty, as a mount of a file that was not there makes one
+                fs::remove_dir(&path).map_err(|_| StageError::Directory(path.clone()))?;
+                fs::rename(staged, &path)
+            }
+            other => other,
+        }
+        .map_err(failed("replace", &path))?;
         File::open(&self.target.dir)
             .and_then(|dir| dir.sync_all())
             .map_err(failed("sync", &self.target.dir))
@@ -327,6 +338,22 @@ mod tests {
         assert_eq!(file.difference().unwrap(), None);
         // through a link nothing was written
         assert_ne!(fs::read_to_string("/etc/hostname").unwrap(), "{}\n");
+    }
+
+    #[test]
+    fn a_directory_of_its_name_goes_when_it_is_empty_and_is_told_when_it_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("00-agent-cni.conf");
+        let mut file = watched(dir.path());
+        fs::create_dir_all(path.join("theirs")).unwrap();
+        let found = file.difference().unwrap().unwrap();
+        assert!(found.contains("is no file"), "{found}");
+        let error = file.place().unwrap_err();
+        assert!(matches!(error, StageError::Directory(_)), "{error}");
+        assert_eq!(names(dir.path()), ["00-agent-cni.conf"]);
+        fs::remove_dir(path.join("theirs")).unwrap();
+        file.place().unwrap();
+        assert_eq!(file.difference().unwrap(), None);
     }
 
     #[test]

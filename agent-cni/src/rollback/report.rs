@@ -43,10 +43,12 @@ pub(crate) fn residues(survey: &Survey, output: Output) -> String {
             .iter()
             .map(|(thing, why)| format!("cannot look for {}: {why}", thing.label())),
     );
-    lines.push(format!(
-        "{} residues; agent-cni rollback removes them",
-        survey.residues.len()
-    ));
+    match survey.residues.len() {
+        // what could not be looked at is told above
+        0 => {}
+        1 => lines.push("1 residue; agent-cni rollback removes it".to_owned()),
+        many => lines.push(format!("{many} residues; agent-cni rollback removes them")),
+    }
     lines.join("\n")
 }
 
@@ -128,6 +130,17 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("cannot look for iptables_chains"), "{text}");
+        assert!(
+            text.ends_with("\n1 residue; agent-cni rollback removes it"),
+            "{text}"
+        );
+        let mut two = survey();
+        two.residues.extend(survey().residues);
+        let text = residues(&two, Output::Table);
+        assert!(
+            text.ends_with("\n2 residues; agent-cni rollback removes them"),
+            "{text}"
+        );
         let json: Value = serde_json::from_str(&residues(&survey(), Output::Json)).unwrap();
         assert_eq!(json["clean"], false);
         assert_eq!(json["residues"][0]["documented"], true);
@@ -146,5 +159,7 @@ mod tests {
         let mut survey = survey();
         survey.residues.clear();
         assert!(!survey.is_clean());
+        let text = residues(&survey, Output::Table);
+        assert!(!text.contains("residue"), "{text}");
     }
 }

@@ -32,7 +32,9 @@ pub(super) fn find(thing: Thing, places: &Places) -> Result<Vec<(String, String)
     let mut found = Vec::new();
     for path in single_files(thing, places) {
         if is_there(&path)? {
-            found.push((text(&path), format!("rm {}", path.display())));
+            // one that holds something is others', and is not removed by a program
+            let remove = if path.is_dir() { "rm -r" } else { "rm" };
+            found.push((text(&path), format!("{remove} {}", path.display())));
         }
     }
     if thing == Thing::State {
@@ -52,7 +54,12 @@ pub(super) fn find(thing: Thing, places: &Places) -> Result<Vec<(String, String)
 pub(super) fn remove(thing: Thing, places: &Places) -> Result<(), NetError> {
     let mut errors = Vec::new();
     for path in single_files(thing, places) {
-        errors.extend(removing(&path, fs::remove_file(&path)).err());
+        let removed = match fs::symlink_metadata(&path) {
+            // a mount of a file that was not there makes an empty directory
+            Ok(metadata) if metadata.is_dir() => fs::remove_dir(&path),
+            _ => fs::remove_file(&path),
+        };
+        errors.extend(removing(&path, removed).err());
     }
     if thing == Thing::State {
         errors.extend(empty(&places.state_dir).err());
@@ -67,7 +74,7 @@ pub(super) fn remove(thing: Thing, places: &Places) -> Result<(), NetError> {
             let _ = fs::remove_dir(above);
         }
     }
-    several(errors)
+    NetError::of_all(errors)
 }
 
 /// The layouts' directories, of whatever version.
@@ -97,7 +104,7 @@ pub(super) fn remove_pins(base: &Path) -> Result<(), NetError> {
         errors.extend(remove_layout(&layout).err());
     }
     errors.extend(removing(base, fs::remove_dir(base)).err());
-    several(errors)
+    NetError::of_all(errors)
 }
 
 pub(super) fn remove_layout(layout: &Path) -> Result<(), NetError> {
@@ -198,7 +205,7 @@ fn empty(path: &Path) -> Result<(), NetError> {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
         other => errors.extend(removing(path, other).err()),
     }
-    several(errors)
+    NetError::of_all(errors)
 }
 
 fn remove_any(path: &Path) -> io::Result<()> {
@@ -233,14 +240,6 @@ fn removing(path: &Path, result: io::Result<()>) -> Result<(), NetError> {
 fn refused(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NetError {
     let path = path.display().to_string();
     move |source| NetError::refused(format!("{action} {path}"), source)
-}
-
-pub(super) fn several(mut errors: Vec<NetError>) -> Result<(), NetError> {
-    match errors.len() {
-        0 => Ok(()),
-        1 => Err(errors.remove(0)),
-        _ => Err(NetError::Several(errors)),
-    }
 }
 
 fn text(path: &Path) -> String {

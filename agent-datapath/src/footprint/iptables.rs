@@ -3,7 +3,7 @@
 
 use std::{fs, io};
 
-use super::{CHAIN_PREFIX, files::several, netfilter};
+use super::{CHAIN_PREFIX, netfilter};
 use crate::{error::NetError, iptables::command};
 
 /// The program's names, with where the kernel says that the legacy backend has tables.
@@ -118,7 +118,7 @@ pub(super) fn remove() -> Result<(), NetError> {
         });
         errors.extend(outcome.err());
     }
-    several(errors)
+    NetError::of_all(errors)
 }
 
 /// One backend of one family, by its program.

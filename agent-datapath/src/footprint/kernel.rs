@@ -6,7 +6,7 @@ use agent_core::node::BRIDGE;
 use futures_util::TryStreamExt;
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 
-use super::{files::several, is_pod_link};
+use super::is_pod_link;
 use crate::{
     error::NetError,
     link,
@@ -33,7 +33,7 @@ pub(super) async fn remove_pod_links() -> Result<(), NetError> {
     for name in pod_links(&rtnl).await? {
         errors.extend(link::delete_link(&rtnl, &name).await.err());
     }
-    several(errors)
+    NetError::of_all(errors)
 }
 
 /// veths that have our name, and every other one that is a port of our bridge: whatever version made it, it is a

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, thread, time::Duration};
 
-use super::{CHAIN_PREFIX, IPSETS, TABLE, files::several};
+use super::{CHAIN_PREFIX, IPSETS, TABLE};
 use crate::{
     error::NetError,
     nft::{
@@ -64,7 +64,7 @@ pub(super) fn remove_tables() -> Result<(), NetError> {
             Err(error) => errors.push(error),
         }
     }
-    several(errors)
+    NetError::of_all(errors)
 }
 
 fn has_table(family: u8) -> Result<bool, NetError> {
@@ -127,7 +127,7 @@ pub(super) fn remove_ipsets() -> Result<(), NetError> {
     let errors = IPSETS
         .into_iter()
         .filter_map(|name| remove_ipset(name).err());
-    several(errors.collect())
+    NetError::of_all(errors.collect())
 }
 
 fn has_ipset(name: &str) -> Result<bool, NetError> {

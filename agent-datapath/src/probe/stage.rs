@@ -164,7 +164,7 @@ impl Stage {
     pub(super) fn links(&self, mode: Mode) -> Result<Links, Failure> {
         let network = self.network(mode)?;
         self.block_on(async {
-            let bridge = network::ensure_node(&network).await?;
+            let bridge = network::try_node(&network).await?;
             let rtnl = Rtnl::connect()?;
             let port = self.pod_link(&rtnl).await?;
             Ok(Links { bridge, port })
