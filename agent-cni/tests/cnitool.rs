@@ -9,58 +9,36 @@
 
 mod support;
 
-use std::{
-    path::PathBuf,
-    process::{Command, Output, Stdio},
-};
+use std::process::Output;
 
 use serde_json::Value;
-use support::{Node, PLUGIN, address};
-
-/// cnitool, built from its Go module when the cache doesn't have it.
-fn cnitool() -> PathBuf {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/cluster/build-bins.sh");
-    let built = Command::new(script).stdin(Stdio::null()).output().unwrap();
-    assert!(
-        built.status.success(),
-        "{script}: {}",
-        String::from_utf8_lossy(&built.stderr)
-    );
-    let folder = String::from_utf8(built.stdout).unwrap();
-    PathBuf::from(folder.lines().next().unwrap()).join("cnitool")
-}
+use support::{Cnitool, Node, PLUGIN, address, programs};
 
 struct Tool {
     node: Node,
-    program: PathBuf,
+    libcni: Cnitool,
 }
 
 impl Tool {
     fn new(version: &str) -> Self {
-        let program = cnitool();
         let mut node = Node::new();
         node.conf["cniVersion"] = version.into();
-        let (conf, bin) = (node.files().join("net.d"), node.files().join("bin"));
-        std::fs::create_dir(&conf).unwrap();
-        std::fs::create_dir(&bin).unwrap();
-        std::fs::write(conf.join("00-agent-cni.conf"), node.conf.to_string()).unwrap();
-        std::os::unix::fs::symlink(PLUGIN, bin.join("agent-cni")).unwrap();
-        Self { node, program }
+        let (conf_dir, bin_dir) = (node.files().join("net.d"), node.files().join("bin"));
+        std::fs::create_dir(&conf_dir).unwrap();
+        std::fs::create_dir(&bin_dir).unwrap();
+        std::fs::write(conf_dir.join("00-agent-cni.conf"), node.conf.to_string()).unwrap();
+        std::os::unix::fs::symlink(PLUGIN, bin_dir.join("agent-cni")).unwrap();
+        let libcni = Cnitool {
+            program: programs().join("cnitool"),
+            network: "agents",
+            conf_dir,
+            bin_dir,
+        };
+        Self { node, libcni }
     }
 
     fn call(&self, verb: &str, pod: &str) -> Output {
-        let files = self.node.files();
-        let mut command = self.node.command(self.program.to_str().unwrap());
-        command
-            .args([verb, "agents", &format!("/run/netns/{pod}")])
-            .env("NETCONFPATH", files.join("net.d"))
-            .env("CNI_PATH", files.join("bin"))
-            .env("CNI_IFNAME", "eth0")
-            .env(
-                "CNI_ARGS",
-                format!("K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
-            );
-        command.output().unwrap()
+        self.libcni.command(&self.node, verb, pod).output().unwrap()
     }
 
     #[track_caller]

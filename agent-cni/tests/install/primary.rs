@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     host::{Host, Installer},
-    support::{PLUGIN, address, programs},
+    support::{Cnitool, PLUGIN, address, bridge_plugin, link_plugins, programs},
 };
 
 /// A host without a primary network, whose installer is told a selector.
@@ -21,9 +21,7 @@ impl Shared {
         let mut host = Host::new();
         let programs = programs();
         std::fs::remove_file(host.conf_dir().join("10-primary.conflist")).unwrap();
-        for name in ["bridge", "host-local", "portmap"] {
-            std::os::unix::fs::symlink(programs.join(name), host.bin_dir().join(name)).unwrap();
-        }
+        link_plugins(&programs, &host.bin_dir());
         let workloads = host.node.files().join("workloads.json");
         let labels = json!({"agents/agent": {"labels": {"agent": "yes"}}, "agents/*": {}, "agents/plain": {}});
         std::fs::write(&workloads, labels.to_string()).unwrap();
@@ -37,13 +35,8 @@ impl Shared {
 
     /// Writes a primary network, in one step as a careful installer does.
     fn primary(&self, file: &str, network: &str, subnet: &str, more: &[Value]) {
-        let bridge = json!({
-            "type": "bridge", "bridge": format!("br-{network}-{}", &subnet[3..5]), "isGateway": true,
-            "ipam": {
-                "type": "host-local", "dataDir": self.host.node.files().join("ipam"),
-                "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}],
-            },
-        });
+        let name = format!("br-{network}-{}", &subnet[3..5]);
+        let bridge = bridge_plugin(&name, &self.host.node.files().join("ipam"), subnet);
         let plugins = [&[bridge], more].concat();
         let list = json!({"cniVersion": "1.0.0", "name": network, "plugins": plugins});
         let staged = self.host.conf_dir().join("primary.new");
@@ -57,25 +50,14 @@ impl Shared {
 
     /// A verb by libcni, which passes on what our configuration declares.
     fn cnitool(&self, verb: &str, pod: &str) -> Result<Value, String> {
-        let mut command = self
-            .host
-            .node
-            .command(self.programs.join("cnitool").to_str().unwrap());
-        let output = command
-            .args([verb, "agent-network", &format!("/run/netns/{pod}")])
-            .env("NETCONFPATH", self.host.conf_dir())
-            .env("CNI_PATH", self.host.bin_dir())
-            .env("CNI_IFNAME", "eth0")
-            .env(
-                "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
-            )
-            .env(
-                "CAP_ARGS",
-                r#"{"portMappings": [{"hostPort": 8088, "containerPort": 80, "protocol": "tcp"}]}"#,
-            )
-            .output()
-            .unwrap();
+        let libcni = Cnitool {
+            program: self.programs.join("cnitool"),
+            network: "agent-network",
+            conf_dir: self.host.conf_dir(),
+            bin_dir: self.host.bin_dir(),
+        };
+        let mut command = libcni.command(&self.host.node, verb, pod);
+        let output = command.output().unwrap();
         let said = format!(
             "{}{}",
             String::from_utf8_lossy(&output.stdout),

@@ -5,6 +5,8 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Stdio},
 };
 
+use serde_json::Value;
+
 use crate::{
     host::{COMPAT, Host, text},
     support::PLUGIN,
@@ -124,19 +126,45 @@ fn program(host: &Host, layout: &str) -> String {
     shown.split(':').next().unwrap().to_owned()
 }
 
+/// A host with a pod that is watched.
+struct Running {
+    host: Host,
+    witness: Witness,
+    /// Of the pod's ADD.
+    result: Value,
+}
+
+impl Running {
+    fn start() -> Self {
+        let mut host = Host::with_uplink();
+        host.once();
+        host.node.pod("c1");
+        let result = host.node.add("c1").ok();
+        let witness = Witness::start(&host, "c1");
+        Self {
+            host,
+            witness,
+            result,
+        }
+    }
+
+    #[track_caller]
+    fn assert_well(&mut self, when: &str) {
+        self.host.assert_installed();
+        self.witness.assert_controlled(when);
+        self.host.node.check("c1", &self.result).ok();
+    }
+}
+
 #[test]
 fn pods_keep_their_connections_and_are_controlled_throughout() {
-    let mut host = Host::with_uplink();
-    host.once();
-    host.node.pod("c1");
-    let result = host.node.add("c1").ok();
-    let mut witness = Witness::start(&host, "c1");
-    let mut connection = Connection::open(&host, "c1");
-    let program = || program(&host, "v1");
+    let mut running = Running::start();
+    let mut connection = Connection::open(&running.host, "c1");
     for round in ["new-1", "new-2", "new-3"] {
-        age(&host);
-        let before = program();
-        let newer = another_version(&host, round);
+        let host = &running.host;
+        age(host);
+        let before = program(host, "v1");
+        let newer = another_version(host, round);
         let output = host.install_by(&newer).arg("--once").output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         assert!(
@@ -144,15 +172,13 @@ fn pods_keep_their_connections_and_are_controlled_throughout() {
             "{}",
             text(&output)
         );
-        host.assert_installed();
-        assert_ne!(program(), before, "the program is replaced");
+        assert_ne!(program(host, "v1"), before, "the program is replaced");
         assert_eq!(
             std::fs::read(host.binary()).unwrap(),
             std::fs::read(&newer).unwrap()
         );
         connection.assert_alive(round);
-        witness.assert_controlled(round);
-        host.node.check("c1", &result).ok();
+        running.assert_well(round);
     }
 }
 
@@ -189,18 +215,15 @@ fn a_plugin_that_runs_meanwhile_is_replaced_all_the_same() {
 
 #[test]
 fn pins_of_an_older_layout_go_once_pods_are_in_the_new_one() {
-    let mut host = Host::with_uplink();
-    host.once();
-    host.node.pod("c1");
-    let result = host.node.add("c1").ok();
-    let mut witness = Witness::start(&host, "c1");
+    let mut running = Running::start();
+    let host = &running.host;
     // as an older layout would be: everything of this one under another name, attached to the pod
     let pins = host.pins().display().to_string();
     let veth = host
         .node
         .sh("ip -o link | grep -o 'agt[0-9a-f]*' | head -1");
     let veth = veth.trim();
-    let old = program(&host, "v1");
+    let old = program(host, "v1");
     host.node.sh(&format!(
         "mv {pins}/v1 {pins}/v0 && test -e {pins}/v0/links/{veth}"
     ));
@@ -211,32 +234,24 @@ fn pins_of_an_older_layout_go_once_pods_are_in_the_new_one() {
         "{}",
         text(&output)
     );
-    host.assert_installed();
     assert_eq!(host.node.sh(&format!("ls {pins}")).trim(), "v1");
-    host.node.check("c1", &result).ok();
-    assert_ne!(program(&host, "v1"), old);
+    assert_ne!(program(host, "v1"), old);
     let gone = format!("! bpftool prog show id {old}");
     host.until("the old program is nowhere any more", || {
         host.node.succeeds(&gone)
     });
-    witness.assert_controlled("after the layout changed");
+    running.assert_well("after the layout changed");
 }
 
 #[test]
 fn another_mode_is_gone_to_with_the_pods_that_run() {
-    let mut host = Host::with_uplink();
-    host.once();
-    host.node.pod("c1");
-    let result = host.node.add("c1").ok();
-    let mut witness = Witness::start(&host, "c1");
-    let mut connection = Connection::open(&host, "c1");
+    let mut running = Running::start();
+    let mut connection = Connection::open(&running.host, "c1");
     for mode in [COMPAT, "ebpf"] {
-        host.mode = mode;
-        host.once();
-        host.assert_installed();
-        host.node.check("c1", &result).ok();
+        running.host.mode = mode;
+        running.host.once();
         connection.assert_alive(mode);
-        witness.assert_controlled(mode);
+        running.assert_well(mode);
     }
 }
 

@@ -8,7 +8,9 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Node, PLUGIN, programs};
+use crate::support::{
+    Answer, Cnitool, Node, PLUGIN, bridge_plugin, link_plugins, pod_arguments, programs,
+};
 
 /// A node with a primary network (bridge, host-local, portmap) and agent-cni in front of it, for pods with `agent=yes`.
 pub(crate) struct Shared {
@@ -27,9 +29,7 @@ impl Shared {
         }
         let bin = node.files().join("bin");
         std::os::unix::fs::symlink(PLUGIN, bin.join("agent-cni")).unwrap();
-        for name in ["bridge", "host-local", "portmap"] {
-            std::os::unix::fs::symlink(programs.join(name), bin.join(name)).unwrap();
-        }
+        link_plugins(&programs, &bin);
         node.conf["cniVersion"] = ours.into();
         let mut conf = node.conf.clone();
         conf["workloadSelector"] =
@@ -63,13 +63,7 @@ impl Shared {
     /// The primary network, with further plugins behind its own.
     pub(crate) fn primary(&self, version: &str, more: &[Value]) {
         let mut plugins = vec![
-            json!({
-                "type": "bridge", "bridge": "cni0", "isGateway": true,
-                "ipam": {
-                    "type": "host-local", "dataDir": self.node.files().join("ipam"),
-                    "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}],
-                },
-            }),
+            bridge_plugin("cni0", &self.node.files().join("ipam"), "10.77.0.0/24"),
             json!({"type": "portmap", "capabilities": {"portMappings": true}}),
         ];
         plugins.extend_from_slice(more);
@@ -90,23 +84,13 @@ impl Shared {
 
     pub(crate) fn command(&self, verb: &str, pod: &str) -> Command {
         let files = self.node.files();
-        let mut command = self
-            .node
-            .command(self.programs.join("cnitool").to_str().unwrap());
-        command
-            .args([verb, "agents", &format!("/run/netns/{pod}")])
-            .env("NETCONFPATH", files.join("net.d"))
-            .env("CNI_PATH", files.join("bin"))
-            .env("CNI_IFNAME", "eth0")
-            .env(
-                "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
-            )
-            .env(
-                "CAP_ARGS",
-                r#"{"portMappings": [{"hostPort": 8088, "containerPort": 80, "protocol": "tcp"}]}"#,
-            );
-        command
+        let libcni = Cnitool {
+            program: self.programs.join("cnitool"),
+            network: "agents",
+            conf_dir: files.join("net.d"),
+            bin_dir: files.join("bin"),
+        };
+        libcni.command(&self.node, verb, pod)
     }
 
     pub(crate) fn call(&self, verb: &str, pod: &str) -> Output {
@@ -131,10 +115,7 @@ impl Shared {
 
     /// Calls the plugin itself, for what libcni would not let through.
     pub(crate) fn direct(&self, verb: &str, pod: &str) -> Answer {
-        let (netns, args) = (
-            format!("/run/netns/{pod}"),
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}"),
-        );
+        let (netns, args) = (format!("/run/netns/{pod}"), pod_arguments(pod));
         let path = self.node.files().join("bin");
         let variables = [
             ("CNI_COMMAND", verb),

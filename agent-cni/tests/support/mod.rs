@@ -35,6 +35,59 @@ pub(crate) fn programs() -> PathBuf {
     folder.lines().next().unwrap().into()
 }
 
+/// Makes plugins of the CNI project be in the runtime's directory.
+pub(crate) fn link_plugins(programs: &Path, bin_dir: &Path) {
+    for name in ["bridge", "host-local", "portmap"] {
+        std::os::unix::fs::symlink(programs.join(name), bin_dir.join(name)).unwrap();
+    }
+}
+
+/// A primary network's first plugin: a bridge whose pods get addresses of `subnet`.
+pub(crate) fn bridge_plugin(bridge: &str, addresses: &Path, subnet: &str) -> Value {
+    json!({
+        "type": "bridge", "bridge": bridge, "isGateway": true,
+        "ipam": {
+            "type": "host-local", "dataDir": addresses,
+            "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}],
+        },
+    })
+}
+
+/// What calls plugins as a runtime does, by libcni.
+pub(crate) struct Cnitool {
+    /// The program.
+    pub(crate) program: PathBuf,
+    /// The network's name.
+    pub(crate) network: &'static str,
+    /// Where configurations are.
+    pub(crate) conf_dir: PathBuf,
+    /// Where plugins are.
+    pub(crate) bin_dir: PathBuf,
+}
+
+impl Cnitool {
+    /// A verb on a pod of the namespace `agents`, which wants a port mapping where that is declared.
+    pub(crate) fn command(&self, node: &Node, verb: &str, pod: &str) -> Command {
+        let mut command = node.command(self.program.to_str().unwrap());
+        command
+            .args([verb, self.network, &format!("/run/netns/{pod}")])
+            .env("NETCONFPATH", &self.conf_dir)
+            .env("CNI_PATH", &self.bin_dir)
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_ARGS", pod_arguments(pod))
+            .env(
+                "CAP_ARGS",
+                r#"{"portMappings": [{"hostPort": 8088, "containerPort": 80, "protocol": "tcp"}]}"#,
+            );
+        command
+    }
+}
+
+/// `CNI_ARGS` of a pod of the namespace `agents`.
+pub(crate) fn pod_arguments(pod: &str) -> String {
+    format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=agents;K8S_POD_NAME={pod}")
+}
+
 /// A node; see the module.
 pub(crate) struct Node {
     holder: Child,
