@@ -158,10 +158,7 @@ fn failed(msg: String) -> CniError {
 
 /// What a comparison found is 104; what could not be compared keeps its own code.
 fn differs(error: NetError) -> CniError {
-    let found = matches!(
-        error,
-        NetError::Differs { .. } | NetError::NoLink { .. } | NetError::ForeignLink { .. }
-    );
+    let found = error.is_difference();
     let error = CniError::from(error);
     if found {
         CniError {

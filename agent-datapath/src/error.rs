@@ -109,6 +109,16 @@ impl NetError {
         }
     }
 
+    /// Whether a comparison ended, and found something else than it should: not what could not be compared.
+    #[must_use]
+    pub fn is_difference(&self) -> bool {
+        match self {
+            Self::Differs { .. } | Self::NoLink { .. } | Self::ForeignLink { .. } => true,
+            Self::Several(errors) => errors.iter().all(Self::is_difference),
+            _ => false,
+        }
+    }
+
     /// The kernel's error number, when the kernel answered with one.
     pub fn errno(&self) -> Option<i32> {
         match self {

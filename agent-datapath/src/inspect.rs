@@ -90,6 +90,7 @@ fn others(tcx: Vec<ProgramName>, filters: Vec<ProgramName>, ours: Ours) -> Vec<O
     let tcx = tcx
         .into_iter()
         .enumerate()
+        .filter(|(_, program)| !is_ours(program))
         .map(|(place, program)| OtherProgram {
             program,
             before: place < at,
@@ -98,9 +99,8 @@ fn others(tcx: Vec<ProgramName>, filters: Vec<ProgramName>, ours: Ours) -> Vec<O
         program,
         before: ours == Ours::After,
     });
-    tcx.chain(filters)
-        .filter(|other| !is_ours(&other.program))
-        .collect()
+    // the filters are without ours already: our program once more in somebody's filter is somebody's
+    tcx.chain(filters).collect()
 }
 
 impl Datapath {
@@ -192,6 +192,7 @@ mod tests {
         );
         // ours is a filter, of kernels that have no TCX or were told to do without
         assert_eq!(told(&[2], &[4], ours), [(2, true), (4, false)]);
+        assert_eq!(told(&[1], &[1], ours), [(1, false)]);
         assert_eq!(told(&[2], &[4], Ours::Filter), [(2, true), (4, false)]);
         assert_eq!(told(&[2], &[4], Ours::After), [(2, true), (4, true)]);
     }

@@ -157,7 +157,7 @@ fn program(plane: &Seen<Plane>, attachment: &Attachment) -> Program {
             CheckError::Unknown(_) => Program::Unseen(chain(&error)),
         },
         Err(PlaneError::Net(NetError::NoLink { .. })) => Program::Right,
-        Err(error @ PlaneError::Net(NetError::Differs { .. })) => Program::Wrong(chain(&error)),
+        Err(PlaneError::Net(error)) if error.is_difference() => Program::Wrong(chain(&error)),
         Err(error) => Program::Unseen(chain(&error)),
     }
 }
