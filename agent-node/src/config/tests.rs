@@ -136,7 +136,7 @@ fn unknown_missing_and_mistyped_fields_are_refused_by_name() {
             format!("{{{MINIMAL},\"tls\":{{\"allowUnverifiedSni\":true}}}}"),
             "allowUnverifiedSni",
         ),
-        (r#"{"policyFile":"/p"}"#.to_owned(), "workloadsFile"),
+        (r#"{"policyFile":"/p"}"#.to_owned(), "credentialsDir"),
         ("not json".to_owned(), "line 1"),
     ] {
         let error = crate::telemetry::chain(&Config::parse(text.as_bytes()).unwrap_err());
