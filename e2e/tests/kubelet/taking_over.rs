@@ -1,7 +1,10 @@
 //! A node of a cluster that works is taken over.
 
-use e2e::cluster::Cluster;
+use std::time::Duration;
+
 use e2e::cluster::agent::Agent;
+use e2e::cluster::{Cluster, eventually};
+use e2e::patience::patience;
 use e2e::steps::Steps;
 
 use crate::common::{as_before, take_over};
@@ -19,7 +22,9 @@ pub(crate) fn step(cluster: &Cluster, steps: &mut Steps, flags: &[&str]) -> Opti
         )?;
         let names = ["pod/coder", "pod/worker", "--ignore-not-found"];
         kubectl.delete("agents", &names)?;
-        as_before(cluster)
+        // kube-proxy learns of endpoints after the pods are Ready
+        let limit = patience(Duration::from_secs(15));
+        eventually("Services answer", limit, || as_before(cluster))
     });
     let mut agent = None;
     let taken = steps.step("the project takes a node over, which stays Ready", || {
