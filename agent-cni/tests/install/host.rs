@@ -267,8 +267,8 @@ impl Host {
     #[track_caller]
     pub(crate) fn traces_of_us(&self) -> String {
         self.node.sh(&format!(
-            "ip -o link | grep -E 'agentcni0|agt[0-9a-f]' || true; ip rule | grep -E '18080|agentcni0' || true; \
-             ip route show table 18080 2>/dev/null || true; \
+            "ip -o link | grep -E 'agentcni0|agt[0-9a-f]' || true; ip rule | grep -E '1808[01]|agentcni0' || true; \
+             for table in 18080 18081; do ip route show table $table 2>/dev/null || true; done; \
              nft list tables | grep agent_network || true; \
              iptables-nft-save 2>/dev/null | grep AGENT-CNI || true; \
              test ! -s /proc/net/ip_tables_names || iptables-legacy-save | grep AGENT-CNI || true; \
