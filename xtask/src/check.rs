@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{build, cargo, crds, run, setup};
+use crate::{build, cargo, run, setup};
 
 /// Every package of the workspace and the packages of the workspace that it may name.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -34,7 +34,7 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("kube", &["agent-api", "agent-controller", "agent-node"]),
 ];
 
-/// Formatting, arrows, licences, lints and generated files.
+/// Formatting, arrows, licences and lints.
 ///
 /// # Errors
 /// When one of them is wrong; the message says which and what to do.
@@ -50,8 +50,7 @@ pub(crate) fn all() -> Result<()> {
         "-D",
         "warnings",
     ]))
-    .context("clippy found something")?;
-    crds::check()
+    .context("clippy found something")
 }
 
 /// The arrows between the packages.

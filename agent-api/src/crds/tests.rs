@@ -101,7 +101,16 @@ fn null_is_no_value_of_a_field() {
 #[test]
 fn the_files_of_the_chart_are_those_of_the_types() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chart/crds");
-    for file in files().unwrap() {
+    let files = files().unwrap();
+    let names: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
+    for entry in std::fs::read_dir(&dir).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            names.contains(&name),
+            "chart/crds/{name} is of no kind: run `cargo xtask crds`"
+        );
+    }
+    for file in files {
         let there = std::fs::read_to_string(dir.join(&file.name)).unwrap_or_default();
         assert!(
             there == file.text,
