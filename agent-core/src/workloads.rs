@@ -1,12 +1,12 @@
-//! The workloads file: service accounts and labels of a node's pods, outside Kubernetes. Owns the format and the look-up,
-//! not the file.
+//! The workloads file: service accounts and labels of a node's pods. Owns the format and the look-up, not the file.
 //!
 //! One JSON object; each key is `namespace/name`, or `namespace/*` for the pods of a namespace that have no entry of
-//! their own. The proxy reads it for identities, the CNI plugin for the choice of a pod's network.
+//! their own. In Kubernetes the proxy writes it as what the API server has said, and reads it when it starts; elsewhere somebody
+//! else writes it. The CNI plugin reads it for the choice of a pod's network.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::policy::selector::Labels;
 
@@ -24,7 +24,27 @@ pub struct PodFacts {
 /// A workloads file's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WorkloadsFile {
-    pods: BTreeMap<String, PodFacts>,
+    pods: BTreeMap<String, Known>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Known {
+    /// An entry with a UID is that pod's alone: one of the same name is another pod.
+    uid: Option<String>,
+    facts: PodFacts,
+}
+
+/// One entry of a workloads file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamedPod<'a> {
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The pod's name, or `*`.
+    pub name: &'a str,
+    /// The pod's UID, when the entry is of one pod.
+    pub uid: Option<&'a str>,
+    /// What is known.
+    pub facts: &'a PodFacts,
 }
 
 /// Why a workloads file is refused.
@@ -38,9 +58,12 @@ pub enum WorkloadsError {
     Key(String),
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Entry {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     service_account: Option<String>,
     #[serde(default)]
     labels: Labels,
@@ -69,20 +92,72 @@ impl WorkloadsFile {
                 labels: entry.labels,
                 namespace_labels: entry.namespace_labels,
             };
-            pods.insert(key, facts);
+            let known = Known {
+                uid: entry.uid,
+                facts,
+            };
+            pods.insert(key, known);
         }
         Ok(Self { pods })
     }
 
-    /// The entry of this pod alone.
-    pub fn own(&self, namespace: &str, name: &str) -> Option<&PodFacts> {
-        self.pods.get(&format!("{namespace}/{name}"))
+    /// A file of these pods.
+    pub fn of<'a>(pods: impl IntoIterator<Item = NamedPod<'a>>) -> Self {
+        let entry = |pod: NamedPod<'a>| {
+            let known = Known {
+                uid: pod.uid.map(str::to_owned),
+                facts: pod.facts.clone(),
+            };
+            (format!("{}/{}", pod.namespace, pod.name), known)
+        };
+        Self {
+            pods: pods.into_iter().map(entry).collect(),
+        }
+    }
+
+    /// The text: the same pods always give the same bytes.
+    pub fn to_json(&self) -> String {
+        let entry = |known: &Known| Entry {
+            uid: known.uid.clone(),
+            service_account: known.facts.service_account.clone(),
+            labels: known.facts.labels.clone(),
+            namespace_labels: known.facts.namespace_labels.clone(),
+        };
+        let file: BTreeMap<&String, Entry> = self
+            .pods
+            .iter()
+            .map(|(key, known)| (key, entry(known)))
+            .collect();
+        // strings and maps with text keys always serialise
+        serde_json::to_string(&file).unwrap_or_default()
+    }
+
+    /// Every entry.
+    pub fn entries(&self) -> impl Iterator<Item = NamedPod<'_>> {
+        self.pods.iter().filter_map(|(key, known)| {
+            let (namespace, name) = key.split_once('/')?;
+            Some(NamedPod {
+                namespace,
+                name,
+                uid: known.uid.as_deref(),
+                facts: &known.facts,
+            })
+        })
+    }
+
+    /// The entry of this pod alone; `uid` is empty when the runtime did not say.
+    pub fn own(&self, namespace: &str, name: &str, uid: &str) -> Option<&PodFacts> {
+        let known = self.pods.get(&format!("{namespace}/{name}"))?;
+        let other = |of: &String| !uid.is_empty() && of != uid;
+        (!known.uid.as_ref().is_some_and(other)).then_some(&known.facts)
     }
 
     /// The pod's own entry, else its namespace's.
-    pub fn facts(&self, namespace: &str, name: &str) -> Option<&PodFacts> {
-        self.own(namespace, name)
-            .or_else(|| self.pods.get(&format!("{namespace}/*")))
+    pub fn facts(&self, namespace: &str, name: &str, uid: &str) -> Option<&PodFacts> {
+        self.own(namespace, name, uid).or_else(|| {
+            let of_namespace = self.pods.get(&format!("{namespace}/*"))?;
+            Some(&of_namespace.facts)
+        })
     }
 
     /// How many entries there are.
@@ -105,14 +180,31 @@ mod tests {
         let text = br#"{"demo/*":{"serviceAccount":"default"},"demo/a":{"serviceAccount":"agent","labels":{"app":"a"}}}"#;
         let file = WorkloadsFile::parse(text).unwrap();
         let account = |name| {
-            file.facts("demo", name)
+            file.facts("demo", name, "u")
                 .and_then(|f| f.service_account.clone())
         };
         assert_eq!(account("a").as_deref(), Some("agent"));
         assert_eq!(account("b").as_deref(), Some("default"));
-        assert_eq!(file.own("demo", "b"), None);
-        assert_eq!(file.facts("other", "a"), None);
+        assert_eq!(file.own("demo", "b", "u"), None);
+        assert_eq!(file.facts("other", "a", "u"), None);
         assert_eq!(file.len(), 2);
+    }
+
+    #[test]
+    fn an_entry_with_a_uid_is_that_pods_alone() {
+        let text = br#"{"demo/a":{"uid":"1","labels":{"app":"a"},"namespaceLabels":{}},"demo/b":{"labels":{},"namespaceLabels":{}}}"#;
+        let file = WorkloadsFile::parse(text).unwrap();
+        for (name, uid, known) in [
+            ("a", "1", true),
+            ("a", "2", false),
+            ("a", "", true),
+            ("b", "7", true),
+        ] {
+            assert_eq!(file.own("demo", name, uid).is_some(), known, "{name} {uid}");
+        }
+        assert_eq!(file.to_json().as_bytes(), text);
+        let again = WorkloadsFile::of(file.entries());
+        assert_eq!(again, file);
     }
 
     #[test]

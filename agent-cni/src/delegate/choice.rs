@@ -45,12 +45,12 @@ fn judge(
     file: Option<&WorkloadsFile>,
     last: bool,
 ) -> Option<Owner> {
-    let own = file.and_then(|file| file.own(&pod.namespace, &pod.name));
+    let own = file.and_then(|file| file.own(&pod.namespace, &pod.name, &pod.uid));
     let known = match own {
         Some(own) => Some(own),
         // an entry of its own may be on the way
         None if !last => return None,
-        None => file.and_then(|file| file.facts(&pod.namespace, &pod.name)),
+        None => file.and_then(|file| file.facts(&pod.namespace, &pod.name, &pod.uid)),
     };
     Some(by_labels(selective, pod, known))
 }
@@ -136,6 +136,15 @@ mod tests {
                 "{text} {last}"
             );
         }
+        // of a pod that had the same name: this one's is on the way
+        let file = r#"{"demo/a": {"uid": "old", "labels": {"agent": "no"}}}"#;
+        let file = WorkloadsFile::parse(file.as_bytes()).unwrap();
+        let new = PodRef {
+            uid: "new".into(),
+            ..pod()
+        };
+        assert_eq!(judge(&selective, &new, Some(&file), false), None);
+        assert_eq!(judge(&selective, &new, Some(&file), true), Some(Owner::Us));
         assert_eq!(judge(&selective, &pod(), None, false), None);
         assert_eq!(judge(&selective, &pod(), None, true), Some(Owner::Us));
     }

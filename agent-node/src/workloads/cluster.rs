@@ -73,9 +73,9 @@ pub enum Origin {
 }
 
 impl Cluster {
-    /// Starts from the snapshot, when there is one of this node that can be read.
+    /// Starts from the snapshot, when there is one that can be read.
     pub fn start(config: &ClusterConfig) -> Cluster {
-        let heard = match snapshot::read(&config.snapshot_file, &config.node_name) {
+        let heard = match snapshot::read(&config.snapshot_file) {
             Ok(Some(heard)) => {
                 tracing::info!(file = %config.snapshot_file.display(), pods = heard.pods(), "pods are known from the snapshot until the API server is heard");
                 heard

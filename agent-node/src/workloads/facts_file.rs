@@ -1,4 +1,4 @@
-//! The workloads file, followed: service accounts and labels outside Kubernetes. The format is
+//! The workloads file, followed: service accounts and labels as somebody else writes them, outside Kubernetes. The format is
 //! [`agent_core::workloads`]'.
 
 use std::path::Path;
@@ -53,7 +53,7 @@ impl WorkloadSource for FactsFile {
     }
 
     fn facts(&self, pod: PodRef<'_>) -> Option<PodFacts> {
-        self.pods.facts(pod.namespace, pod.name).cloned()
+        self.pods.facts(pod.namespace, pod.name, pod.uid).cloned()
     }
 }
 

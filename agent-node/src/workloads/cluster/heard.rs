@@ -2,23 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use agent_core::identity::is_object_name;
 use agent_core::policy::selector::Labels;
-use serde::{Deserialize, Serialize};
+use agent_core::workloads::{NamedPod, WorkloadsFile};
 
 use super::Origin;
 use crate::workloads::source::{PodFacts, PodRef};
 
 /// A pod, as far as a policy can ask.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HeardPod {
     /// A pod of the same name with another UID is another pod.
     pub(super) uid: String,
     /// What it runs as.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) service_account: Option<String>,
     /// Its labels.
-    #[serde(default)]
     pub(super) labels: Labels,
 }
 
@@ -49,16 +47,26 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    /// What an earlier process knew.
-    pub(super) fn from_snapshot(
-        pods: BTreeMap<PodKey, HeardPod>,
-        namespaces: BTreeMap<String, Labels>,
-    ) -> Heard {
-        Heard {
+    /// What an earlier process kept; `None` when it isn't what one keeps, with the first key that says so.
+    pub(super) fn from_kept(file: &WorkloadsFile) -> Result<Heard, String> {
+        let (mut pods, mut namespaces) = (BTreeMap::new(), BTreeMap::new());
+        for pod in file.entries() {
+            let Some(uid) = pod.uid.filter(|_| is_object_name(pod.name)) else {
+                return Err(format!("{}/{}", pod.namespace, pod.name));
+            };
+            let heard = HeardPod {
+                uid: uid.to_owned(),
+                service_account: pod.facts.service_account.clone(),
+                labels: pod.facts.labels.clone(),
+            };
+            pods.insert((pod.namespace.to_owned(), pod.name.to_owned()), heard);
+            namespaces.insert(pod.namespace.to_owned(), pod.facts.namespace_labels.clone());
+        }
+        Ok(Heard {
             pods: Objects::known(pods),
             namespaces: Objects::known(namespaces),
             from_snapshot: true,
-        }
+        })
     }
 
     /// Takes in what the watch on pods tells, and says whether anything is different now.
@@ -80,10 +88,14 @@ impl Heard {
         if !pod.uid.is_empty() && pod.uid != found.uid {
             return None;
         }
+        self.facts_of(pod.namespace, found)
+    }
+
+    fn facts_of(&self, namespace: &str, pod: &HeardPod) -> Option<PodFacts> {
         Some(PodFacts {
-            service_account: found.service_account.clone(),
-            labels: found.labels.clone(),
-            namespace_labels: self.namespaces.known.get(pod.namespace)?.clone(),
+            service_account: pod.service_account.clone(),
+            labels: pod.labels.clone(),
+            namespace_labels: self.namespaces.known.get(namespace)?.clone(),
         })
     }
 
@@ -102,17 +114,24 @@ impl Heard {
         }
     }
 
-    /// What is worth keeping: pods, and the namespaces that they are in.
-    pub(super) fn kept(&self) -> (BTreeMap<PodKey, HeardPod>, BTreeMap<String, Labels>) {
-        let pods = self.pods.known.clone();
-        let namespaces = pods
-            .keys()
-            .filter_map(|(namespace, _)| {
-                let labels = self.namespaces.known.get(namespace)?;
-                Some((namespace.clone(), labels.clone()))
-            })
+    /// What is worth keeping: every pod about which all is known.
+    pub(super) fn kept(&self) -> WorkloadsFile {
+        let facts: Vec<_> = self
+            .pods
+            .known
+            .iter()
+            .filter_map(|(key, pod)| Some((key, pod, self.facts_of(&key.0, pod)?)))
             .collect();
-        (pods, namespaces)
+        WorkloadsFile::of(
+            facts
+                .iter()
+                .map(|((namespace, name), pod, facts)| NamedPod {
+                    namespace,
+                    name,
+                    uid: Some(&pod.uid),
+                    facts,
+                }),
+        )
     }
 }
 
@@ -273,15 +292,29 @@ mod tests {
     #[test]
     fn what_is_kept_is_what_the_next_process_starts_with_until_lists_are_there() {
         let mut heard = listed();
-        heard.namespace(Change::Is("without-pods".into(), labels("x")));
-        let (pods, namespaces) = heard.kept();
-        assert_eq!(namespaces.keys().collect::<Vec<_>>(), ["demo"]);
-        let mut next = Heard::from_snapshot(pods, namespaces);
+        heard.pod(Change::Is(("unknown".into(), "b".into()), pod("2", "b")));
+        let kept = heard.kept();
+        assert_eq!(
+            kept.to_json(),
+            r#"{"demo/a":{"uid":"1","serviceAccount":"coder","labels":{"app":"old"},"namespaceLabels":{"app":"ns"}}}"#
+        );
+        let mut next = Heard::from_kept(&kept).unwrap();
         assert_eq!(next.origin(), Origin::Snapshot);
         assert_eq!(app(&next, "a", "1").as_deref(), Some("old"));
         next.pod(Change::ListBegins);
         assert!(app(&next, "a", "1").is_some());
         next.pod(Change::ListEnds);
         assert_eq!(app(&next, "a", "1"), None, "it was deleted meanwhile");
+    }
+
+    #[test]
+    fn what_nobody_kept_is_refused_by_its_key() {
+        for (text, key) in [
+            (r#"{"demo/*":{"uid":"1"}}"#, "demo/*"),
+            (r#"{"demo/a":{"labels":{}}}"#, "demo/a"),
+        ] {
+            let file = WorkloadsFile::parse(text.as_bytes()).unwrap();
+            assert_eq!(Heard::from_kept(&file).unwrap_err(), key);
+        }
     }
 }

@@ -1,19 +1,14 @@
-//! What was heard, on disk: one JSON file, replaced as a whole. Owns the format.
+//! What was heard, on disk: a workloads file, replaced as a whole. Nothing of it is believed but what the next list confirms.
 
-use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use agent_core::identity::is_object_name;
-use agent_core::policy::selector::Labels;
-use serde::{Deserialize, Serialize};
+use agent_core::workloads::{WorkloadsError, WorkloadsFile};
 
-use super::heard::{Heard, HeardPod, PodKey};
+use super::heard::Heard;
 
-/// The only schema version that this build writes and reads.
-const SCHEMA_VERSION: u32 = 1;
 /// Room for 10,000 pods with many labels.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
@@ -29,34 +24,19 @@ pub(super) enum SnapshotError {
     /// Somebody's else, or half written.
     #[error("it is larger than {MAX_BYTES} bytes")]
     Size,
-    /// Not JSON of this shape.
-    #[error("it is not valid")]
-    Syntax(#[source] serde_json::Error),
-    /// From another build.
-    #[error("its schema version is {0}, and this build reads {SCHEMA_VERSION}")]
-    Version(u32),
-    /// Of a machine image, or of a disk that was in another machine.
-    #[error("it is of the node `{0}`")]
-    OtherNode(String),
-    /// A key that names no pod.
-    #[error("the key `{0}` names no pod")]
-    Key(String),
+    /// No workloads file.
+    #[error(transparent)]
+    Syntax(#[from] WorkloadsError),
+    /// An entry that is of no single pod: somebody else's file.
+    #[error("`{0}` is not the entry of one pod, with its UID")]
+    NotKept(String),
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Snapshot {
-    schema_version: u32,
-    node: String,
-    pods: BTreeMap<String, HeardPod>,
-    namespaces: BTreeMap<String, Labels>,
-}
-
-/// The snapshot of `node`; `None` when there is no file.
+/// The snapshot; `None` when there is no file.
 ///
 /// # Errors
 /// When it is of no use.
-pub(super) fn read(path: &Path, node: &str) -> Result<Option<Heard>, SnapshotError> {
+pub(super) fn read(path: &Path) -> Result<Option<Heard>, SnapshotError> {
     // a pipe in its place must not hold the start up
     let file = match OpenOptions::new()
         .read(true)
@@ -76,49 +56,17 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Option<Heard>, SnapshotErr
     if bytes.len() as u64 > MAX_BYTES {
         return Err(SnapshotError::Size);
     }
-    parse(&bytes, node).map(Some)
-}
-
-fn parse(bytes: &[u8], node: &str) -> Result<Heard, SnapshotError> {
-    let snapshot: Snapshot = serde_json::from_slice(bytes).map_err(SnapshotError::Syntax)?;
-    if snapshot.schema_version != SCHEMA_VERSION {
-        return Err(SnapshotError::Version(snapshot.schema_version));
-    }
-    if snapshot.node != node {
-        return Err(SnapshotError::OtherNode(snapshot.node));
-    }
-    let mut pods = BTreeMap::new();
-    for (key, pod) in snapshot.pods {
-        match key.split_once('/') {
-            Some((namespace, name)) if is_object_name(namespace) && is_object_name(name) => {
-                pods.insert((namespace.to_owned(), name.to_owned()), pod);
-            }
-            _ => return Err(SnapshotError::Key(key)),
-        }
-    }
-    Ok(Heard::from_snapshot(pods, snapshot.namespaces))
+    let file = WorkloadsFile::parse(&bytes)?;
+    let heard = Heard::from_kept(&file).map_err(SnapshotError::NotKept)?;
+    Ok(Some(heard))
 }
 
 /// Writes what was heard, so that a reader finds the old content or the new one.
 ///
 /// # Errors
 /// When the file can't be written; the old one stays.
-pub(super) fn write(
-    path: &Path,
-    node: &str,
-    (pods, namespaces): (BTreeMap<PodKey, HeardPod>, BTreeMap<String, Labels>),
-) -> Result<(), SnapshotError> {
-    let snapshot = Snapshot {
-        schema_version: SCHEMA_VERSION,
-        node: node.to_owned(),
-        pods: pods
-            .into_iter()
-            .map(|((namespace, name), pod)| (format!("{namespace}/{name}"), pod))
-            .collect(),
-        namespaces,
-    };
-    let text = serde_json::to_vec(&snapshot).map_err(SnapshotError::Syntax)?;
-    replace(path, &text).map_err(SnapshotError::File)
+pub(super) fn write(path: &Path, kept: &WorkloadsFile) -> Result<(), SnapshotError> {
+    replace(path, kept.to_json().as_bytes()).map_err(SnapshotError::File)
 }
 
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -148,29 +96,19 @@ mod tests {
     use super::*;
     use crate::workloads::source::PodRef;
 
-    fn kept() -> (BTreeMap<PodKey, HeardPod>, BTreeMap<String, Labels>) {
-        let pod = HeardPod {
-            uid: "1".into(),
-            service_account: Some("coder".into()),
-            labels: Labels::from([("app".into(), "a".into())]),
-        };
-        (
-            BTreeMap::from([(("demo".into(), "a".into()), pod)]),
-            BTreeMap::from([("demo".into(), Labels::from([("team".into(), "x".into())]))]),
-        )
-    }
+    const KEPT: &str = r#"{"demo/a":{"uid":"1","serviceAccount":"coder","labels":{"app":"a"},"namespaceLabels":{"team":"x"}}}"#;
 
     #[test]
     fn what_is_written_is_read_again() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("new").join("workloads.json");
-        assert!(read(&path, "n1").unwrap().is_none());
+        let path = dir.path().join("new").join("pods.json");
+        assert!(read(&path).unwrap().is_none());
         for _ in 0..2 {
-            write(&path, "n1", kept()).unwrap();
+            write(&path, &WorkloadsFile::parse(KEPT.as_bytes()).unwrap()).unwrap();
             // as a process that was killed in its midst
-            fs::write(dir.path().join("new/workloads.json.staged"), "{").unwrap();
+            fs::write(dir.path().join("new/pods.json.staged"), "{").unwrap();
         }
-        let heard = read(&path, "n1").unwrap().unwrap();
+        let heard = read(&path).unwrap().unwrap();
         let facts = heard
             .facts(PodRef {
                 namespace: "demo",
@@ -184,38 +122,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_snapshot_of_this_node_is_refused() {
+    fn what_is_no_snapshot_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("workloads.json");
-        let refused = |text: &str| {
-            fs::write(&path, text).unwrap();
-            crate::telemetry::chain(&read(&path, "n1").unwrap_err())
-        };
+        let path = dir.path().join("pods.json");
         for (text, why) in [
             ("", "not valid"),
-            (r#"{"schemaVersion":1}"#, "missing field `node`"),
-            (
-                r#"{"schemaVersion":2,"node":"n1","pods":{},"namespaces":{}}"#,
-                "schema version is 2",
-            ),
-            (
-                r#"{"schemaVersion":1,"node":"n2","pods":{},"namespaces":{}}"#,
-                "of the node `n2`",
-            ),
-            (
-                r#"{"schemaVersion":1,"node":"n1","pods":{"a":{"uid":"1"}},"namespaces":{}}"#,
-                "names no pod",
-            ),
-            (
-                r#"{"schemaVersion":1,"node":"n1","pods":{"a/B":{"uid":"1"}},"namespaces":{}}"#,
-                "names no pod",
-            ),
+            ("[]", "not valid"),
+            (r#"{"a":{"uid":"1"}}"#, "names no pod"),
+            (r#"{"a/b":{"uid":1}}"#, "not valid"),
+            (r#"{"a/b":{}}"#, "of one pod"),
+            (r#"{"a/B":{"uid":"1"}}"#, "of one pod"),
         ] {
-            let said = refused(text);
+            fs::write(&path, text).unwrap();
+            let said = crate::telemetry::chain(&read(&path).map(|_| ()).unwrap_err());
             assert!(said.contains(why), "{text}: {said}");
         }
         fs::remove_file(&path).unwrap();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(matches!(read(&path, "n1"), Err(SnapshotError::NotRegular)));
+        assert!(matches!(read(&path), Err(SnapshotError::NotRegular)));
     }
 }

@@ -27,8 +27,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// Snapshots are written at most this often.
-const KEEP_EVERY: Duration = Duration::from_secs(1);
+/// Snapshots are written at most this often; agent-cni waits a second for a new pod's entry.
+const KEEP_EVERY: Duration = Duration::from_millis(200);
 
 /// Fills a [`Cluster`] from the API server.
 pub struct Watch {
@@ -140,7 +140,7 @@ impl Watch {
             };
             if let Some(kept) = kept {
                 let path = &self.config.snapshot_file;
-                match snapshot::write(path, &self.config.node_name, kept) {
+                match snapshot::write(path, &kept) {
                     Ok(()) => failed = false,
                     Err(error) => {
                         if !std::mem::replace(&mut failed, true) {
