@@ -62,7 +62,8 @@ impl<R: Fn() -> Report> Decided<R> {
         }
     }
 
-    /// Writes down why this mode: from this probe, else from the one that settled it.
+    /// Writes down why this mode: because it was asked for, else from this probe, else from the one that settled it. An ADD
+    /// and `setup` write the same of a mode that was asked for, though only the latter probes.
     pub(crate) fn explain(&self, stored: Option<&NodeState>, node: &mut NodeState) {
         (node.mode_reason, node.mode_cause, node.ebpf_missing) = match (&self.chosen, stored) {
             (Some((_, reason)), _) => (
@@ -75,6 +76,11 @@ impl<R: Fn() -> Report> Decided<R> {
                 stored.mode_cause.clone(),
                 stored.ebpf_missing.clone(),
             ),
+            (None, _) if matches!(self.requested, Requested::This(_)) => {
+                let reason = Reason::Requested;
+                let cause = reason.as_str().to_owned();
+                (Some(reason.to_string()), Some(cause), Vec::new())
+            }
             (None, _) => (None, None, Vec::new()),
         };
     }
@@ -143,9 +149,18 @@ mod tests {
         compat.mode_reason = Some("no bpf(2)".into());
         compat.mode_cause = Some("ebpf_fails".into());
         compat.ebpf_missing = vec!["programs".into()];
+        let asked_for = |node: &mut NodeState| {
+            node.mode_reason = Some(Reason::Requested.to_string());
+            node.mode_cause = Some("requested".into());
+        };
         for (requested, wanted, kept) in [
             (Requested::Auto, Mode::IptablesCompat, true),
             (Requested::This(Mode::Ebpf), Mode::Ebpf, false),
+            (
+                Requested::This(Mode::IptablesCompat),
+                Mode::IptablesCompat,
+                false,
+            ),
         ] {
             let mut decided = undecided(requested, unasked);
             let mut explained = stored(wanted);
@@ -159,8 +174,10 @@ mod tests {
                 } = node.clone();
                 (mode_reason, mode_cause, ebpf_missing)
             };
-            let none = (None, None, vec![]);
-            assert_eq!(why(&explained), if kept { why(&compat) } else { none });
+            let mut asked = stored(wanted);
+            asked_for(&mut asked);
+            let expected = if kept { &compat } else { &asked };
+            assert_eq!(why(&explained), why(expected));
             assert_eq!(decided.mode(Some(&compat)).unwrap(), wanted);
             assert_eq!(decided.reason(), None);
         }

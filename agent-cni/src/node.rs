@@ -115,13 +115,33 @@ struct Settled {
 }
 
 impl Settled {
-    /// Stores what was chosen.
+    /// Stores what was chosen. The words about why are not worth a node that stays broken while its disk is full.
     fn store(&self, dir: &StateDir) -> Result<(), CniError> {
-        if self.stored.as_ref() != Some(&self.chosen) {
-            dir.save_node(&self.chosen)?;
+        let Some(stored) = &self.stored else {
+            return Ok(dir.save_node(&self.chosen)?);
+        };
+        if *stored == self.chosen {
+            return Ok(());
         }
-        Ok(())
+        match dir.save_node(&self.chosen) {
+            Err(error) if same_choices(stored, &self.chosen) => {
+                tracing::warn!(%error, "why the node is in its mode cannot be written down");
+                Ok(())
+            }
+            other => Ok(other?),
+        }
     }
+}
+
+/// Whether two records differ in their explanations at most.
+fn same_choices(a: &NodeState, b: &NodeState) -> bool {
+    let unexplained = |node: &NodeState| NodeState {
+        mode_reason: None,
+        mode_cause: None,
+        ebpf_missing: Vec::new(),
+        ..node.clone()
+    };
+    unexplained(a) == unexplained(b)
 }
 
 /// The one place where a node's choices are made, its mode among them (`choice::choose`).
@@ -244,5 +264,25 @@ impl From<ChooseError> for CniError {
 impl From<StateError> for CniError {
     fn from(error: StateError) -> Self {
         Self::from_error(Code::Io, &error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agent_core::attachment::Mode;
+
+    #[test]
+    fn the_words_about_a_mode_are_no_choice() {
+        let node = |mode| {
+            let cidr = "169.254.9.0/24".parse().unwrap();
+            NodeState::new(cidr, vec![], mode, "/pins").unwrap()
+        };
+        let mut told = node(Mode::Ebpf);
+        told.mode_reason = Some("it was asked for".into());
+        told.mode_cause = Some("requested".into());
+        told.ebpf_missing = vec!["programs".into()];
+        assert!(same_choices(&node(Mode::Ebpf), &told));
+        assert!(!same_choices(&node(Mode::IptablesCompat), &told));
     }
 }
