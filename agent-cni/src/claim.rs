@@ -308,17 +308,22 @@ pub(crate) fn refuse_if_rolled_back(state_dir: &Path) -> Result<(), CniError> {
         state_dir: state_dir.to_owned(),
         ..Places::below(Path::new("/"))
     };
-    match owner(&places.claim_dir()) {
-        Ok(Some(owner)) if owner.role == Role::Rollback => Err(CniError::new(
+    // unreadable is no reason: ADD has checks of its own
+    match rolled_back_since(&places) {
+        Some(since) => Err(CniError::new(
             Code::TryAgainLater,
             format!(
-                "agent-network was rolled back on this node ({}); run agent-cni install to take it over again",
-                owner.since
+                "agent-network was rolled back on this node ({since}); run agent-cni install to take it over again"
             ),
         )),
-        // unreadable is no reason: ADD has checks of its own
-        _ => Ok(()),
+        None => Ok(()),
     }
+}
+
+/// Since when a rollback has the say over the node, if one has.
+pub(crate) fn rolled_back_since(places: &Places) -> Option<String> {
+    let owner = owner(&places.claim_dir()).ok().flatten()?;
+    (owner.role == Role::Rollback).then_some(owner.since)
 }
 
 /// Garbage counts as nobody: whoever comes next writes it anew.

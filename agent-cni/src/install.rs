@@ -24,7 +24,7 @@ use self::{
     watch::{Wake, Watch},
 };
 use crate::{
-    claim::{Claim, Owner, Role, Say, Standing},
+    claim::{self, Claim, Owner, Role, Say, Standing},
     clock,
     netconf::{self, NetConf},
     state::StateDir,
@@ -42,6 +42,12 @@ pub(crate) fn run(options: &InstallOptions) -> anyhow::Result<u8> {
     if options.ready {
         return ready(&places);
     }
+    let host = &options.places.host_root;
+    anyhow::ensure!(
+        host.is_dir(),
+        "--host-root {} is no directory; mount the host's root there",
+        host.display()
+    );
     // which capabilities it names has no part in what is done here
     let text = options.conf_text(&BTreeSet::new());
     let conf = netconf::parse(text.as_bytes())?.seen_below(&options.places.host_root);
@@ -64,6 +70,13 @@ pub(crate) fn run(options: &InstallOptions) -> anyhow::Result<u8> {
 }
 
 fn ready(places: &Places) -> anyhow::Result<u8> {
+    // one that was killed in its midst leaves a status that is young for a while
+    if let Some(since) = claim::rolled_back_since(places) {
+        println!(
+            "not ready: a rollback of this node has begun ({since}); run agent-cni rollback to its end, or start the installer anew"
+        );
+        return Ok(NOT_READY);
+    }
     let status = report::read(&places.state_dir)
         .with_context(|| format!("cannot read the status in {}", places.state_dir.display()))?;
     match report::not_ready(status.as_ref(), clock::now_seconds()) {
@@ -89,6 +102,8 @@ struct Work {
     settled: bool,
     /// The status that is in the file.
     written: Option<Status>,
+    /// Whether somebody else has the say: then nothing is to be waited for.
+    stood_down: bool,
 }
 
 impl Work {
@@ -114,6 +129,7 @@ impl Work {
             status: report::begin(before),
             settled: false,
             written: None,
+            stood_down: false,
         };
         work.take_claim()?;
         Ok(work)
@@ -172,6 +188,8 @@ impl Work {
                 // whoever has the say writes the status, or removes it
                 Some(owner) => self.lost(&owner),
             },
+            // what they do is no news to one that has to do nothing
+            Ok(Standing::Busy) if self.stood_down => {}
             Ok(Standing::Busy) => {
                 self.fail("a rollback or another installer is at work", "wait");
             }
@@ -198,6 +216,7 @@ impl Work {
     }
 
     fn lost(&mut self, to: &Owner) {
+        self.stood_down = true;
         let (what, remedy) = match to.role {
             Role::Rollback => (
                 "the node was rolled back",
@@ -218,6 +237,7 @@ impl Work {
             self.status.ready = false;
             return None;
         }
+        self.stood_down = false;
         let outcome = self.installer.pass(say).await;
         self.tell(&outcome.found);
         self.status.problems = problems;
