@@ -7,15 +7,16 @@ use agent_datapath::rtnl::Rtnl;
 use anyhow::{Context, anyhow};
 use serde_json::Value;
 
-use crate::{claim, error::CniError, install::pods, mode::Care, netconf, node, state::StateDir};
+use crate::{
+    claim, error::CniError, file, install::pods, mode::Care, netconf, node, state::StateDir,
+};
 
 /// Makes the node ready and says what it is.
 ///
 /// # Errors
 /// The file cannot be used, or the node cannot be made ready.
 pub(crate) fn run(config: &Path) -> anyhow::Result<String> {
-    let bytes =
-        std::fs::read(config).with_context(|| format!("cannot read {}", config.display()))?;
+    let bytes = file::read(config).with_context(|| format!("cannot read {}", config.display()))?;
     let bytes = plugin_of(&bytes).with_context(|| format!("cannot use {}", config.display()))?;
     let conf =
         netconf::parse(&bytes).with_context(|| format!("cannot use {}", config.display()))?;

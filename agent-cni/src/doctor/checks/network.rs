@@ -133,9 +133,12 @@ pub(super) fn sysctls(facts: &Facts) -> Finding {
     let mut check = Check::new("sysctls");
     if let Some(differences) = check.see("kernel settings", &facts.network.sysctls) {
         for difference in differences {
+            // as in net.ipv4.conf.all.rp_filter is 1, wanted 0
+            let name = difference.split(' ').next().unwrap_or_default();
+            let key = name.rsplit(['.', '/']).next().unwrap_or_default();
             check.fail(
                 difference,
-                format!("{SETUP}; if it comes back, find who sets it: grep -r rp_filter /etc/sysctl.d /run/sysctl.d /usr/lib/sysctl.d"),
+                format!("{SETUP}; if it comes back, find who sets it: grep -r {key} /etc/sysctl.d /run/sysctl.d /usr/lib/sysctl.d"),
             );
         }
     }

@@ -36,7 +36,7 @@ pub(super) fn state(facts: &Facts) -> Finding {
             format!(
                 "{name} holds no attachment ({why}): its pod, if there is one, has no identity"
             ),
-            format!("recreate the pod, then rm {path}/{name}"),
+            format!("recreate the pod, then rm -r {path}/{name}"),
         );
     }
     for name in &state.aside {
