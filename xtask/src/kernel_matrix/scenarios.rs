@@ -97,6 +97,7 @@ const DATA_PATH: &[(&str, &str, Fast)] = &[
     ("agent-datapath", "compat", Fast::Nothing),
     ("agent-datapath", "iptables", Fast::Nothing),
     ("agent-datapath", "node_network", Fast::Nothing),
+    ("agent-datapath", "bridge_filter", Fast::Nothing),
     ("agent-datapath", "agent_datapath", Fast::Nothing),
 ];
 
@@ -131,6 +132,7 @@ const NODES: &[(&str, &str, &[&str], Fast)] = &[
             "a_service_address_that_kube_proxy_does_not_serve_is_no_way_out",
             "the_clusters_dns_service_is_answered_by_the_proxy_and_never_reached",
             "the_node_reaches_a_pod_for_probes_and_the_pod_does_not_reach_the_node",
+            "the_node_reaches_a_pod_through_a_service_and_hears_its_answer",
         ],
         Fast::Nothing,
     ),
@@ -144,6 +146,12 @@ const NODES: &[(&str, &str, &[&str], Fast)] = &[
         "leaks without a proxy",
         "leaks",
         &["nothing_gets_out_without_a_proxy"],
+        Fast::Nothing,
+    ),
+    (
+        "leaks without locks",
+        "leaks",
+        &["nothing_gets_out_when_all_that_controls_pods_is_removed_at_once"],
         Fast::Nothing,
     ),
     (
@@ -210,6 +218,29 @@ mod tests {
             let mut short = all.iter().cloned().filter_map(Scenario::shortened);
             assert!(short.any(|scenario| scenario.mode == mode), "{mode:?}");
         }
+    }
+
+    #[test]
+    fn every_test_program_of_the_data_path_is_run() {
+        let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent-datapath/tests");
+        let mut there: Vec<String> = std::fs::read_dir(tests)
+            .unwrap()
+            .filter_map(|entry| {
+                let path = entry.unwrap().path();
+                let is_program = path.is_file() || path.join("main.rs").is_file();
+                let name = path.file_stem().unwrap().to_str().unwrap();
+                is_program.then(|| name.to_owned())
+            })
+            .chain(["agent_datapath".to_owned()])
+            .collect();
+        let mut run: Vec<String> = all()
+            .into_iter()
+            .filter(|scenario| scenario.program.0 == "agent-datapath")
+            .map(|scenario| scenario.program.1.to_owned())
+            .collect();
+        there.sort();
+        run.sort();
+        assert_eq!(run, there);
     }
 
     #[test]
