@@ -294,7 +294,7 @@ fn pins_of_a_namespace_that_is_gone_are_taken_over() {
         .join()
         .unwrap();
         // the kernel takes a namespace apart in its own time
-        let deadline = Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = Instant::now() + support::patience(std::time::Duration::from_secs(10));
         while let Err(error) = Datapath::ensure(&pins, &settings()) {
             assert_eq!(error.reason(), "other_namespace", "{error}");
             assert!(Instant::now() < deadline, "{error}");

@@ -8,6 +8,7 @@
 )]
 
 use e2e::addresses::MANY_COUNT;
+use e2e::patience::slowdown;
 
 mod support;
 use support::node_and_pod;
@@ -27,7 +28,8 @@ fn any_server_that_a_pod_asks_answers_from_its_own_address() {
         for transport in ["+notcp", "+tcp"] {
             let done = pod
                 .sh(&format!(
-                    "dig +tries=1 +time=3 {transport} @{server} docs.example.com"
+                    "dig +tries=1 +time={} {transport} @{server} docs.example.com",
+                    3 * slowdown()
                 ))
                 .unwrap();
             assert!(
@@ -58,8 +60,11 @@ fn a_large_answer_is_truncated_and_whole_over_tcp_and_edns() {
         return;
     };
     let many = usize::from(MANY_COUNT);
+    let time = 5 * slowdown();
     let small = pod
-        .sh("dig +noedns +ignore +tries=1 many.example.com")
+        .sh(&format!(
+            "dig +noedns +ignore +tries=1 +time={time} many.example.com"
+        ))
         .unwrap()
         .stdout;
     assert!(small.contains(" tc "), "{small}");
@@ -70,7 +75,9 @@ fn a_large_answer_is_truncated_and_whole_over_tcp_and_edns() {
     assert!(size.trim().parse::<usize>().unwrap() <= 512, "{small}");
     for options in ["+noedns", "+tcp", "+bufsize=4096"] {
         let done = pod
-            .sh(&format!("dig {options} +tries=1 +short many.example.com"))
+            .sh(&format!(
+                "dig {options} +tries=1 +time={time} +short many.example.com"
+            ))
             .unwrap();
         assert_eq!(done.stdout.lines().count(), many, "{options}: {done}");
     }
@@ -81,6 +88,7 @@ fn a_name_that_no_rule_has_is_refused_here_and_asked_nowhere() {
     let Some((node, pod)) = node_and_pod("dns") else {
         return;
     };
+    let time = 3 * slowdown();
     for question in [
         "evil.example.com",
         "TXT aGVsbG8.tunnel.example.com",
@@ -88,7 +96,9 @@ fn a_name_that_no_rule_has_is_refused_here_and_asked_nowhere() {
         "ANY evil.example.com",
         "-x 203.0.113.10",
     ] {
-        let done = pod.sh(&format!("dig +tries=1 +time=3 {question}")).unwrap();
+        let done = pod
+            .sh(&format!("dig +tries=1 +time={time} {question}"))
+            .unwrap();
         assert!(
             done.stdout.contains("status: NXDOMAIN"),
             "{question}: {done}"

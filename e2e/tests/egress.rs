@@ -125,7 +125,8 @@ fn tls_goes_by_the_verified_name_alone() {
     };
     let client = |options: &str| {
         pod.sh(&format!(
-            "echo | timeout 10 openssl s_client {options} 2>&1"
+            "echo | timeout {} openssl s_client {options} 2>&1",
+            10 * slowdown()
         ))
         .unwrap()
         .all()
@@ -197,7 +198,9 @@ fn a_server_that_speaks_first_works_by_a_rule_for_its_address_and_port() {
     };
     let talk = |to: &str| {
         pod.sh(&format!(
-            "(sleep 2; echo bye; sleep 1) | timeout 8 socat - TCP:{to} 2>&1"
+            "(sleep 2; echo bye; sleep 1) | timeout {} socat -t {} - TCP:{to} 2>&1",
+            8 * slowdown(),
+            slowdown()
         ))
         .unwrap()
         .all()

@@ -12,6 +12,7 @@ use std::net::SocketAddrV4;
 use e2e::addresses::{NODE, SERVICE_BACKEND, SERVICE_IP, UNSERVED_IP};
 use e2e::capture::Capture;
 use e2e::outside::DOWNLINK;
+use e2e::patience::slowdown;
 use e2e::service::{UDP_PORT, marked_packets};
 use e2e::traffic::Pong;
 
@@ -53,7 +54,9 @@ fn a_udp_service_works_and_its_reply_comes_from_the_service() {
     let _pong = Pong::start(node.outside.place(), backend).unwrap();
     let done = pod
         .sh(&format!(
-            "echo ping | timeout 5 socat -t 2 - UDP4:{SERVICE_IP}:{UDP_PORT}"
+            "echo ping | timeout {} socat -t {} - UDP4:{SERVICE_IP}:{UDP_PORT}",
+            5 * slowdown(),
+            2 * slowdown()
         ))
         .unwrap();
     assert_eq!(done.stdout.trim(), "pong", "{done}");
@@ -81,7 +84,8 @@ fn the_clusters_dns_service_is_answered_by_the_proxy_and_never_reached() {
     for transport in ["+notcp", "+tcp"] {
         let done = pod
             .sh(&format!(
-                "dig {transport} +tries=1 +time=3 @10.96.0.10 evil.example.com"
+                "dig {transport} +tries=1 +time={} @10.96.0.10 evil.example.com",
+                3 * slowdown()
             ))
             .unwrap();
         assert!(done.stdout.contains("status: NXDOMAIN"), "{done}");
@@ -107,9 +111,10 @@ fn the_node_reaches_a_pod_for_probes_and_the_pod_does_not_reach_the_node() {
     let _server = pod.place().spawn("pod-server", &serve, &[]).unwrap();
     e2e::outside::wait_for_port(pod.place(), "127.0.0.1:8080").unwrap();
     let url = format!("http://{}:8080/", pod.ip);
+    let limit = (5 * slowdown()).to_string();
     let done = node
         .place()
-        .run(&["curl", "-sS", "-i", "-m", "5", &url])
+        .run(&["curl", "-sS", "-i", "-m", &limit, &url])
         .unwrap();
     assert_eq!(status(&done), 200, "{done}");
     // the proxy's own endpoints are for the node alone
@@ -154,7 +159,7 @@ fn the_node_reaches_a_pod_through_a_service_and_hears_its_answer() {
                 "-sS",
                 "-i",
                 "--max-time",
-                "10",
+                &(10 * slowdown()).to_string(),
                 &format!("http://{service}/"),
             ])
             .unwrap();

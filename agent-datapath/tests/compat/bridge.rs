@@ -14,10 +14,13 @@ use agent_ebpf_common::{
     testing::*,
 };
 
-use crate::support::{index_of, packet_socket, pod, run_ip, send};
+use crate::support::{index_of, packet_socket, patience, pod, run_ip, send};
 
 /// How long a frame may take on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) fn limit() -> Duration {
+    patience(Duration::from_secs(10))
+}
+
 pub(crate) const POD_PORT: &str = "agt000000000001";
 
 /// A bridge with a pod's port, whose other end is `eth0`, here too.
@@ -68,7 +71,7 @@ impl Bridge {
         let before = self.rows();
         let passed = passed();
         self.send(frame);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + limit();
         let rows = loop {
             let rows = self.rows();
             if rows != before || Instant::now() > deadline {
@@ -110,7 +113,7 @@ impl Bridge {
             Verdict::Pass { mark, .. } => wanted[mark as usize] += 1,
             Verdict::Drop(_) => {}
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + limit();
         while self::passed() != wanted && Instant::now() < deadline {
             thread::yield_now();
         }
@@ -186,9 +189,13 @@ pub(crate) fn nft(arguments: &str) -> String {
 }
 
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + limit();
     while !done() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "not within {:?}: {what}",
+            limit()
+        );
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -7,7 +7,7 @@ use agent_datapath::{events::DropEvents, load::DatapathConfig, pins::Pins};
 use agent_ebpf_common::{Reason, testing::*};
 
 use crate::{
-    bridge::{Bridge, PATIENCE, nft},
+    bridge::{Bridge, limit, nft},
     support::{in_new_netns, run, settings},
 };
 
@@ -29,7 +29,7 @@ fn drops_are_told_with_what_was_dropped_and_no_more_than_allowed() {
             // the group is taken
             assert!(DropEvents::open_mode(Mode::IptablesCompat, &pins).is_err());
             bridge.send(&udp(WORLD_IP, 443));
-            let event = tokio::time::timeout(PATIENCE, events.next());
+            let event = tokio::time::timeout(limit(), events.next());
             let event = event.await.expect("an event").unwrap();
             assert_eq!(
                 (event.ifindex, event.reason, event.src, event.dst),
@@ -46,7 +46,7 @@ fn drops_are_told_with_what_was_dropped_and_no_more_than_allowed() {
                 0x8100,
                 &[&[0, 5, 8, 0], &udp(WORLD_IP, 443)[14..]].concat(),
             ));
-            let event = tokio::time::timeout(PATIENCE, events.next());
+            let event = tokio::time::timeout(limit(), events.next());
             assert_eq!(event.await.expect("an event").unwrap().reason, Reason::Vlan);
             for _ in 0..200 {
                 bridge.send(&frame(0x86dd, &[0x60; 60]));
