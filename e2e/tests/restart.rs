@@ -10,6 +10,7 @@
 use std::time::{Duration, Instant};
 
 use e2e::PodSpec;
+use e2e::patience::slowdown;
 use e2e::policy::Policy;
 use nix::sys::signal::Signal;
 
@@ -80,12 +81,19 @@ fn a_new_proxy_takes_over_without_a_refused_connection() {
     let Some((mut node, pod)) = node_and_pod("restart-takeover") else {
         return;
     };
+    // until it is told to end: however long the replacements take, they are under load
     let load = r#"
-import socket, sys, time
-bad, good, end = [], 0, time.time() + 6
-while time.time() < end:
+import signal, socket, sys
+ended = False
+def end(*_):
+    global ended
+    ended = True
+signal.signal(signal.SIGTERM, end)
+print('ready', flush=True)
+bad, good = [], 0
+while not ended:
     try:
-        s = socket.create_connection(('203.0.113.10', 80), 3)
+        s = socket.create_connection(('203.0.113.10', 80), int(sys.argv[1]))
         s.sendall(b'GET /x HTTP/1.1\r\nHost: docs.example.com\r\nConnection: close\r\n\r\n')
         data = b''
         while True:
@@ -98,18 +106,32 @@ while time.time() < end:
         bad.append(repr(e))
 print(good, bad[:5])
 "#;
-    let done = std::thread::scope(|s| {
-        let client = s.spawn(|| pod.place().run(&["/usr/bin/python3", "-c", load]).unwrap());
-        for _ in 0..3 {
-            std::thread::sleep(Duration::from_millis(1200));
-            // the new one starts beside the old one, as in a rolling update
-            let old = node.replace_proxy().unwrap();
-            old.stop(Signal::SIGTERM, Duration::from_secs(30)).unwrap();
-        }
-        client.join().unwrap()
-    });
-    let (good, bad) = done.stdout.trim().split_once(' ').unwrap();
-    assert!(bad == "[]" && good.parse::<u32>().unwrap() > 100, "{done}");
+    let patient = (3 * slowdown()).to_string();
+    let mut client = pod
+        .place()
+        .spawn("load", &["/usr/bin/python3", "-c", load, &patient], &[])
+        .unwrap();
+    client
+        .wait_for_output("ready", Duration::from_secs(10))
+        .unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(1200));
+        // the new one starts beside the old one, as in a rolling update
+        let old = node.replace_proxy().unwrap();
+        old.stop(Signal::SIGTERM, Duration::from_secs(30)).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(1200));
+    let log = client.log_path().to_owned();
+    client
+        .stop(Signal::SIGTERM, Duration::from_secs(10))
+        .unwrap();
+    let said = std::fs::read_to_string(log).unwrap();
+    let last = said.trim().lines().next_back().unwrap();
+    let (good, bad) = last.split_once(' ').unwrap();
+    assert!(
+        bad == "[]" && good.parse::<u32>().unwrap() > 100 / slowdown(),
+        "{said}"
+    );
 }
 
 #[test]
