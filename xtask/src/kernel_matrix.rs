@@ -102,15 +102,14 @@ fn run_in(programs: &std::path::Path, options: &Options) -> Result<()> {
     work::remove_abandoned(&setup::cache()?)?;
     let tests = test_programs()?;
     let kernels = kernels::obtain(&series, options.update)?;
-    // a guest keeps one processor busy most of the time; two that share one wait for each other's locks
+    // a guest keeps one processor busy most of the time
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut rows = Vec::new();
     for kernels in kernels.chunks(processors) {
-        let each = (processors / kernels.len()).clamp(1, 2);
         let ended: Vec<Result<Vec<Row>>> = std::thread::scope(|scope| {
             let machines: Vec<_> = kernels
                 .iter()
-                .map(|kernel| scope.spawn(|| on_kernel(kernel, each, &scenarios, programs, &tests)))
+                .map(|kernel| scope.spawn(|| on_kernel(kernel, &scenarios, programs, &tests)))
                 .collect();
             machines
                 .into_iter()
@@ -135,7 +134,6 @@ fn run_in(programs: &std::path::Path, options: &Options) -> Result<()> {
 
 fn on_kernel(
     kernel: &Kernel,
-    processors: usize,
     scenarios: &[Scenario],
     programs: &std::path::Path,
     tests: &TestPrograms,
@@ -155,7 +153,7 @@ fn on_kernel(
         }
     };
     let limit = guest::limit(scenarios);
-    let heard = vm::run(kernel, &script, processors, limit, &progress)?;
+    let heard = vm::run(kernel, &script, limit, &progress)?;
     println!(
         "xtask: {} took {} s",
         kernel.release,
