@@ -38,6 +38,7 @@ pub mod document;
 pub mod explain;
 pub mod facts;
 pub mod host;
+pub mod parts;
 pub mod permit;
 pub mod port;
 pub mod selector;

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -23,7 +24,8 @@ use crate::dns;
 use crate::drain::Drain;
 use crate::events::Kernel;
 use crate::listener::{
-    LocalDoor, OnGateway, PodLimits, Registrar, Shares, SocketError, WorkerSockets, start_worker,
+    LocalDoor, OnGateway, PodLimits, Registrar, Shares, SocketError, WorkerSockets, open_admin,
+    start_worker,
 };
 use crate::metrics::Metrics;
 use crate::node_nets::{LOOK_EVERY, NodeNetsCell, NodeNetsReader};
@@ -53,6 +55,9 @@ pub enum AppError {
     /// A worker's sockets.
     #[error(transparent)]
     Sockets(#[from] SocketError),
+    /// The endpoints for other hosts.
+    #[error("listen on {0} (`adminListen`)")]
+    AdminListen(std::net::SocketAddrV4, #[source] io::Error),
     /// A worker's thread.
     #[error("start worker {0}")]
     Worker(u16, #[source] io::Error),
@@ -113,6 +118,7 @@ fn serve(context: &Arc<Context>, follower: Follower, nets: NodeNetsReader) -> Re
         sockets.push(Arc::new(WorkerSockets::open(&context.config)?));
     }
     let (local, local_connections) = LocalDoor::new();
+    let remote = local.clone();
     let (on_gateway, gateway_sockets) = watch::channel(OnGateway::default());
     let shares = Shares {
         context: context.clone(),
@@ -120,6 +126,10 @@ fn serve(context: &Arc<Context>, follower: Follower, nets: NodeNetsReader) -> Re
         local,
         on_gateway: gateway_sockets,
     };
+    let admin_listener = context.config.admin_listen.map(|address| {
+        open_admin(address).map_err(|source| AppError::AdminListen(address, source))
+    });
+    let admin_listener = admin_listener.transpose()?;
     let mut workers = Vec::new();
     for (index, sockets) in (0..).zip(&sockets) {
         let started = start_worker(shares.clone(), index, sockets.clone());
@@ -137,6 +147,14 @@ fn serve(context: &Arc<Context>, follower: Follower, nets: NodeNetsReader) -> Re
         let mut tasks = JoinSet::new();
         tasks.spawn(registrar.run(context.clone()));
         tasks.spawn(admin.serve(local_connections));
+        if let Some(listener) = admin_listener {
+            let listener = TcpListener::from_std(listener).map_err(AppError::Runtime)?;
+            let drain = context.drain.token();
+            tasks.spawn(async move {
+                // closed at once when the drain begins, so that the next process alone is asked
+                let _ = drain.run_until_cancelled(remote.admit(listener)).await;
+            });
+        }
         tasks.spawn(follower.run());
         tasks.spawn(refresh_nets(context.clone(), nets));
         let events = kernel.clone();

@@ -102,6 +102,7 @@ Fields of the configuration (docs/zeroproxy-config.md has units and reasons):
   stateDir                [/var/lib/tke-agent-network/agent-cni]
   pinDir                  [/sys/fs/bpf/agent-network]
   listen                  local endpoints [127.0.0.1:18080]
+  adminListen             the same endpoints for other hosts (controller, scraper) [nowhere]
   dns.upstreams           servers to ask [the node's /etc/resolv.conf]
   dns.enforce             answer NXDOMAIN for names no rule could let through [true]
   dns.clusterDomain       [cluster.local]

@@ -68,6 +68,9 @@ pub struct Config {
     pub credentials_dir: PathBuf,
     /// Where pods' TCP and the node's own connections are taken; its port is the gateway's, too.
     pub listen: SocketAddrV4,
+    /// Where the endpoints are also served to other hosts: to the controller, and to whoever scrapes metrics. Nowhere by
+    /// default.
+    pub admin_listen: Option<SocketAddrV4>,
     /// As whom the node's own connections may use the proxy explicitly; nobody by default.
     pub local_client: Option<LocalClient>,
     /// The DNS proxy.

@@ -117,6 +117,18 @@ impl CredentialStore {
         bad
     }
 
+    /// Those among `files` that can't be read now, whether a request has needed them or not.
+    pub fn check<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a String>,
+    ) -> Vec<(String, CredentialError)> {
+        let read = files
+            .into_iter()
+            .map(|file| (file, read_value(&self.0.dir, file)));
+        read.filter_map(|(file, value)| Some((file.clone(), value.err()?)))
+            .collect()
+    }
+
     /// Reads the files in use again.
     fn refresh(&self) {
         let shared = &*self.0;

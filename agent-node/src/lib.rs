@@ -17,6 +17,7 @@ pub mod listener;
 pub mod metrics;
 pub mod node_nets;
 pub mod node_status;
+pub mod policy_parts;
 pub mod policy_store;
 pub mod proxy;
 pub mod telemetry;

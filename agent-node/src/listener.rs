@@ -25,7 +25,7 @@ mod sockets;
 
 pub use accept::Accepted;
 pub use limit::{PodLimits, PodSlot};
-pub use local::{LocalConnection, LocalDoor};
+pub use local::{LocalConnection, LocalDoor, open_admin};
 pub use register::{DataPath, OnGateway, Registrar};
 pub use sockets::{Arrival, SocketError, WorkerSockets};
 

@@ -5,17 +5,20 @@
 //! metric and the log say so. Before the first valid document the active policy is the empty one,
 //! which denies everything. Doesn't decide anything; that is `agent_core::policy`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use agent_core::policy::parts::Index;
 use agent_core::policy::{PolicySet, RuntimePolicy};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::{oneshot, watch};
 
 use crate::file_watch::{FileWatch, Look};
+use crate::policy_parts;
 
 /// How often the file's size and times are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -35,6 +38,8 @@ pub struct PolicySnapshot {
     pub generation: u64,
     /// The document's content hash; empty before the first one.
     pub version: String,
+    /// The files of all credentials that its rules name, as `secret/key`.
+    pub credential_files: BTreeSet<String>,
 }
 
 /// Where the store stands, for readiness and the admin endpoints.
@@ -83,6 +88,7 @@ impl PolicyStore {
                 set: PolicySet::empty(),
                 generation: 0,
                 version: String::new(),
+                credential_files: BTreeSet::new(),
             }),
             generation: AtomicU64::new(0),
             changes: watch::Sender::new(0),
@@ -93,6 +99,7 @@ impl PolicyStore {
             watch: FileWatch::new(path, MAX_DOCUMENT_BYTES, COMPARE_EVERY),
             shared: Arc::downgrade(&shared),
             retired: Vec::new(),
+            awaited: None,
         };
         follower.look(&shared);
         std::thread::Builder::new()
@@ -156,6 +163,8 @@ struct Follower {
     shared: Weak<Shared>,
     /// Earlier snapshots that connections still hold. They are freed here, not on a worker.
     retired: Vec<Arc<PolicySnapshot>>,
+    /// The index of a document whose parts are not all there yet, and what was missing at the last look.
+    awaited: Option<(Index, String)>,
 }
 
 impl Follower {
@@ -180,21 +189,60 @@ impl Follower {
 
     fn look(&mut self, shared: &Shared) {
         match self.watch.look(Instant::now()) {
-            Look::Same => {}
-            Look::Failed(error) => refuse(
-                shared,
-                self.watch.path(),
-                format!("it can't be read: {error}"),
-                false,
-            ),
-            Look::Changed(bytes) => match compile(&bytes) {
-                Ok(set) => self.activate(shared, set),
-                Err(problem) => refuse(shared, self.watch.path(), problem, true),
-            },
+            Look::Same => {
+                if let Some((index, missing)) = self.awaited.take() {
+                    self.assemble(shared, index, &missing);
+                }
+            }
+            Look::Failed(error) => {
+                self.awaited = None;
+                refuse(
+                    shared,
+                    self.watch.path(),
+                    format!("it can't be read: {error}"),
+                    false,
+                );
+            }
+            Look::Changed(bytes) => {
+                self.awaited = None;
+                match Index::parse(&bytes) {
+                    Some(index) => self.assemble(shared, index, ""),
+                    None => self.take(shared, &bytes),
+                }
+            }
         }
     }
 
-    fn activate(&mut self, shared: &Shared, set: PolicySet) {
+    fn take(&mut self, shared: &Shared, document: &[u8]) {
+        match compile(document) {
+            Ok((set, credential_files)) => self.activate(shared, set, credential_files),
+            Err(problem) => refuse(shared, self.watch.path(), problem, true),
+        }
+    }
+
+    /// Takes a document whose parts are all there. Until then the active version stays, and what is missing is said once.
+    fn assemble(&mut self, shared: &Shared, index: Index, said: &str) {
+        let before = shared.status.load();
+        if before.loaded && before.version == index.version {
+            shared.status.store(Arc::new(PolicyStatus {
+                problem: None,
+                ..PolicyStatus::clone(&before)
+            }));
+            return;
+        }
+        match policy_parts::read(self.watch.path(), &index) {
+            Ok(document) => self.take(shared, &document),
+            Err(error) => {
+                let missing = format!("it is in {} parts: {error}", index.parts);
+                if missing != said {
+                    refuse(shared, self.watch.path(), missing.clone(), false);
+                }
+                self.awaited = Some((index, missing));
+            }
+        }
+    }
+
+    fn activate(&mut self, shared: &Shared, set: PolicySet, credential_files: BTreeSet<String>) {
         let version = set.version().to_owned();
         let rules = set.rule_count();
         let before = shared.status.load();
@@ -211,6 +259,7 @@ impl Follower {
             set,
             generation,
             version: version.clone(),
+            credential_files,
         }));
         self.retired.push(old);
         shared.generation.store(generation, Ordering::Release);
@@ -226,9 +275,11 @@ impl Follower {
     }
 }
 
-fn compile(bytes: &[u8]) -> Result<PolicySet, String> {
+fn compile(bytes: &[u8]) -> Result<(PolicySet, BTreeSet<String>), String> {
     let document = RuntimePolicy::parse(bytes).map_err(|error| crate::telemetry::chain(&error))?;
-    PolicySet::compile(&document).map_err(|error| crate::telemetry::chain(&error))
+    let set = PolicySet::compile(&document).map_err(|error| crate::telemetry::chain(&error))?;
+    let files = document.rules.into_iter();
+    Ok((set, files.filter_map(|rule| rule.value_from_file).collect()))
 }
 
 fn refuse(shared: &Shared, path: &Path, problem: String, counts: bool) {

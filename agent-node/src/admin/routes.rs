@@ -174,7 +174,8 @@ impl Admin {
     }
 
     fn version(&self, status: StatusCode, policy: &PolicyStatus) -> Reply {
-        let unavailable = self.context.credentials.unavailable();
+        let snapshot = self.context.policy.load();
+        let unavailable = self.context.credentials.check(&snapshot.credential_files);
         json(
             status,
             &Version {

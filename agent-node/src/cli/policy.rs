@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use agent_core::audit::Decision;
 use agent_core::identity::Workload;
+use agent_core::policy::parts::Index;
 use agent_core::policy::{
     ExplainRequest, Explanation, NodeNets, PolicySet, Protocol, RuntimePolicy,
 };
@@ -14,6 +15,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::Output;
+use crate::policy_parts;
 
 /// Stands for the pod's address, which no rule selects by.
 const NO_ADDRESS: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
@@ -152,7 +154,11 @@ fn print(answer: &Explanation, output: Output) -> anyhow::Result<()> {
 }
 
 fn read(file: &Path) -> anyhow::Result<(RuntimePolicy, PolicySet)> {
-    let bytes = std::fs::read(file).with_context(|| format!("read {}", file.display()))?;
+    let mut bytes = std::fs::read(file).with_context(|| format!("read {}", file.display()))?;
+    if let Some(index) = Index::parse(&bytes) {
+        bytes = policy_parts::read(file, &index)
+            .with_context(|| format!("{} is in {} parts", file.display(), index.parts))?;
+    }
     let document =
         RuntimePolicy::parse(&bytes).with_context(|| format!("{} is refused", file.display()))?;
     let set =

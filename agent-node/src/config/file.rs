@@ -60,6 +60,7 @@ struct ConfigFile {
     cluster: Option<ClusterFile>,
     credentials_dir: PathBuf,
     listen: Option<String>,
+    admin_listen: Option<String>,
     local_client: Option<LocalClientFile>,
     #[serde(default)]
     dns: DnsFile,
@@ -158,6 +159,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Config, ConfigError> {
             DEFAULT_LISTEN,
             "for example `127.0.0.1:18080`",
         )?,
+        admin_listen: file.admin_listen.map(admin_listen).transpose()?,
         local_client: file.local_client.map(local_client).transpose()?,
         dns: dns(file.dns)?,
         upstreams: Upstreams::parse(file.upstreams)?,
@@ -284,6 +286,20 @@ fn facts(
             snapshot.or(Some(DEFAULT_SNAPSHOT_FILE.into())),
         )?,
     }))
+}
+
+/// Not every address: the gateway's would be pods' way in.
+fn admin_listen(text: String) -> Result<SocketAddrV4, ConfigError> {
+    const REMEDY: &str = "the node's own address with a port, for example `192.0.2.7:18081`";
+    let address = listen("adminListen", Some(text), DEFAULT_LISTEN, REMEDY)?;
+    if address.ip().is_unspecified() || address.port() == 0 {
+        return Err(field(
+            "adminListen",
+            format!("`{address}` is no single address with a port"),
+            REMEDY,
+        ));
+    }
+    Ok(address)
 }
 
 fn local_client(file: LocalClientFile) -> Result<LocalClient, ConfigError> {

@@ -4,12 +4,14 @@
 //! Owns telling them apart, by the form of the first request's target (RFC 9112, section 3.2): a path is for the
 //! endpoints; a whole URL, or an authority with CONNECT, is for somewhere else.
 
-use std::net::SocketAddrV4;
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -20,6 +22,8 @@ use crate::proxy;
 const MAX_CONNECTIONS: usize = 128;
 /// A client of the endpoints asks at once.
 const FIRST_REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// The pause after a failed accept.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// The pause between two looks at a request line that comes in pieces.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// No method that anybody uses is longer.
@@ -50,6 +54,34 @@ impl LocalDoor {
         (LocalDoor { places, endpoints }, receiver)
     }
 
+    /// Brings what other hosts connect to `listener` to the endpoints, whatever the first request is. Never returns.
+    pub async fn admit(self, listener: TcpListener) {
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let (stream, peer) = match listener.accept().await {
+                Ok((stream, SocketAddr::V4(peer))) => (stream, peer),
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::warn!(error = %error, "the endpoints' listener can't accept");
+                    sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+            };
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                tracing::warn!(peer = %peer, "too many connections to adminListen; this one is closed");
+                continue;
+            };
+            if let Ok(stream) = stream.into_std() {
+                // Full or closed: the process is ending, or as many as may be open wait already.
+                let _ = self.endpoints.try_send(LocalConnection {
+                    stream,
+                    peer,
+                    place,
+                });
+            }
+        }
+    }
+
     /// Brings one connection to where it belongs; one too many is closed.
     pub(super) async fn enter(self, worker: Rc<WorkerCtx>, stream: TcpStream, peer: SocketAddrV4) {
         let Ok(place) = self.places.try_acquire_owned() else {
@@ -78,6 +110,20 @@ impl LocalDoor {
             Err(error) => tracing::warn!(error = %error, "a local connection is lost"),
         }
     }
+}
+
+/// The listener of `adminListen`; the process before this one may still have it.
+///
+/// # Errors
+/// When the address is not the node's, or somebody else has the port.
+pub fn open_admin(address: SocketAddrV4) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&SockAddr::from(address))?;
+    socket.listen(128)?;
+    Ok(socket.into())
 }
 
 /// What the first request is for.

@@ -97,3 +97,99 @@ async fn those_who_hold_an_old_snapshot_keep_it_whole() {
     assert_eq!(old.set.rule_count(), 1);
     assert_ne!(old.version, store.load().version);
 }
+
+/// A projected volume: a folder of one time, and `..data` that leads to it.
+fn project(fixture: &Fixture, time: &str, texts: &[&str]) {
+    let (dir, volume) = (fixture.dir.path(), fixture.dir.path().join(time));
+    std::fs::create_dir(&volume).unwrap();
+    for (number, text) in texts.iter().enumerate() {
+        let name = match number {
+            0 => "policy.json".to_owned(),
+            n => agent_core::policy::parts::file_name(u32::try_from(n).unwrap()),
+        };
+        std::fs::write(volume.join(&name), text).unwrap();
+        let link = dir.join(&name);
+        if !link.is_symlink() {
+            std::os::unix::fs::symlink(Path::new("..data").join(&name), link).unwrap();
+        }
+    }
+    let temp = dir.join("..data_tmp");
+    std::os::unix::fs::symlink(time, &temp).unwrap();
+    std::fs::rename(temp, dir.join("..data")).unwrap();
+}
+
+fn in_parts(rule: &str) -> Vec<String> {
+    // spaces make it long without changing what it says
+    let document =
+        document(rule).replace("\"rules\":[", &format!("\"rules\":[{}", " ".repeat(9000)));
+    let version = RuntimePolicy::parse(document.as_bytes())
+        .unwrap()
+        .content_version();
+    agent_core::policy::parts::split(document, &version, 4096)
+}
+
+#[tokio::test]
+async fn parts_are_taken_together_and_a_missing_one_keeps_the_version_before() {
+    let fixture = Fixture::new();
+    let one = in_parts("one");
+    let two = in_parts("two");
+    assert_eq!((one.len(), two.len()), (4, 4));
+    let texts = |parts: &[&String]| {
+        parts
+            .iter()
+            .map(|p| p.as_str().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let put = |time: &str, parts: &[&String]| {
+        let texts = texts(parts);
+        project(
+            &fixture,
+            time,
+            &texts.iter().map(String::as_str).collect::<Vec<_>>(),
+        );
+    };
+    put("..1", &one.iter().collect::<Vec<_>>());
+    let store = PolicyStore::follow(&fixture.path()).unwrap();
+    let first = store.status();
+    assert!(first.loaded && first.problem.is_none(), "{first:?}");
+    assert_eq!(store.load().set.rule_count(), 1);
+
+    // the index is there before its parts
+    put("..2", &[&two[0], &two[1], &one[2], &one[3]]);
+    let status = store.check_now().await;
+    assert_eq!(status.version, first.version);
+    assert!(
+        status
+            .problem
+            .as_deref()
+            .unwrap()
+            .contains("part 2 is of version"),
+        "{status:?}"
+    );
+    put("..3", &[&two[0], &two[1], &two[2]]);
+    let status = store.check_now().await;
+    assert_eq!(status.version, first.version);
+    assert!(
+        status
+            .problem
+            .as_deref()
+            .unwrap()
+            .contains("part 3 can't be read"),
+        "{status:?}"
+    );
+    assert_eq!(status.refused, 0, "it is on its way, not refused");
+
+    put("..4", &two.iter().collect::<Vec<_>>());
+    let status = store.check_now().await;
+    assert_ne!(status.version, first.version);
+    assert_eq!((status.problem.as_deref(), store.generation()), (None, 2));
+
+    // and a document that fits again
+    let small = document("one");
+    project(&fixture, "..5", &[&small]);
+    let status = store.check_now().await;
+    assert_eq!(
+        (status.version.as_str(), status.problem.as_deref()),
+        (first.version.as_str(), None)
+    );
+}
