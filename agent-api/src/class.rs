@@ -19,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+pub use agent_core::node_settings::{Connectivity, DataPathMode, FailMode};
 use agent_core::policy::cidr::IpCidr;
 use agent_core::policy::selector::LabelSelector;
 
@@ -160,45 +161,6 @@ pub struct CniSettings {
     #[serde(default)]
     #[schemars(schema_with = "schema::data_path_mode")]
     pub mode: DataPathMode,
-}
-
-/// What happens to traffic while no proxy listens.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-pub enum FailMode {
-    /// It is dropped.
-    #[default]
-    Closed,
-    /// It passes without a policy.
-    Open,
-}
-
-/// What pods may reach for which no policy applies.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-pub enum Connectivity {
-    /// Nothing.
-    #[default]
-    Zero,
-    /// Everything but what is always denied.
-    Passthrough,
-}
-
-/// How packets get to the proxy.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum DataPathMode {
-    /// What the node's kernel can do, eBPF first.
-    #[default]
-    Auto,
-    /// By eBPF programs.
-    Ebpf,
-    /// By nftables and iptables.
-    IptablesCompat,
 }
 
 /// What became of a class. The controller writes it.

@@ -1,7 +1,8 @@
 //! From policy objects to the runtime policy. Pure: the same objects, in any order, give the same bytes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use agent_core::policy::cidr::IpCidr;
 use agent_core::policy::document::{
     CredentialFormat, DocumentError, PolicyHeader, Rule, RuleDirection, RuleKind, RuntimePolicy,
     Subjects,
@@ -21,13 +22,60 @@ pub struct NamedPolicy {
     pub spec: PolicySpec,
 }
 
+/// How far below all policies of the system namespace those of other namespaces are: a priority is at most a million
+/// either way. So a namespace's own policy never goes before the operator's of the same kind.
+const BELOW_SYSTEM: i32 = 2_000_001;
+
 /// What the operator decides, beside the policies.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     /// Policies of this namespace apply to agent pods of every namespace.
     pub system_namespace: String,
-    /// The Secrets that credential rules may name: those that are mounted into the proxy.
+    /// The Secrets that credential rules may name: those that are mounted into the proxy. All of them lie in the system
+    /// namespace.
     pub credential_secrets: BTreeSet<String>,
+    /// Those among them that policies of another namespace may name too, by that namespace. None unless the operator
+    /// says so: whoever writes a policy chooses the host that the credential goes to.
+    pub opened_secrets: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// What no list of Secrets can have in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` names no Secret; write <secret>, or <secret>@<namespace> to open it to that namespace's policies too"
+)]
+pub struct SecretListError(String);
+
+impl CompileOptions {
+    /// The options with the Secrets of a list whose entries are `secret` or `secret@namespace`.
+    ///
+    /// # Errors
+    /// The first entry that is neither.
+    pub fn with_secrets<'a>(
+        system_namespace: &str,
+        list: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, SecretListError> {
+        let mut options = Self {
+            system_namespace: system_namespace.to_owned(),
+            credential_secrets: BTreeSet::new(),
+            opened_secrets: BTreeMap::new(),
+        };
+        for entry in list {
+            let (secret, namespace) = match entry.split_once('@') {
+                Some((secret, namespace)) => (secret, Some(namespace)),
+                None => (entry, None),
+            };
+            if secret.is_empty() || namespace.is_some_and(|n| n.is_empty() || n.contains('@')) {
+                return Err(SecretListError(entry.to_owned()));
+            }
+            options.credential_secrets.insert(secret.to_owned());
+            if let Some(namespace) = namespace {
+                let opened = options.opened_secrets.entry(namespace.to_owned());
+                opened.or_default().insert(secret.to_owned());
+            }
+        }
+        Ok(options)
+    }
 }
 
 impl Default for CompileOptions {
@@ -35,6 +83,7 @@ impl Default for CompileOptions {
         Self {
             system_namespace: SYSTEM_NAMESPACE.to_owned(),
             credential_secrets: BTreeSet::from([CREDENTIALS_SECRET.to_owned()]),
+            opened_secrets: BTreeMap::new(),
         }
     }
 }
@@ -72,19 +121,67 @@ pub enum InvalidReason {
         "namespaceSelector is for policies in namespace `{0}` only; leave it out: the policy applies to its own namespace"
     )]
     NamespaceSelector(String),
-    /// A credential rule outside the system namespace.
+    /// A Secret that isn't open to the policy's namespace.
     #[error(
-        "rule {rule}: credentials are for policies in namespace `{system}` only; move the rule there"
+        "rule {rule}: Secret `{secret}` is for policies in namespace `{system}` only; move the rule there, or open the Secret to `{namespace}` by `{secret}@{namespace}` in zeroproxy.credentialSecrets"
     )]
     CredentialNamespace {
         /// The rule's name.
         rule: String,
+        /// The Secret that it names.
+        secret: String,
+        /// The policy's namespace.
+        namespace: String,
         /// The system namespace.
         system: String,
     },
     /// Two objects with one name.
     #[error("given twice; keep one of them")]
     Duplicate,
+}
+
+/// One policy as the document has it, but for its place in the document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompiledPolicy {
+    header: PolicyHeader,
+    rules: Vec<Rule>,
+}
+
+impl CompiledPolicy {
+    /// How many rules it has.
+    pub fn rule_count(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// The policies of a document, by namespace and name.
+    pub fn of_document(document: RuntimePolicy) -> BTreeMap<(String, String), Self> {
+        let mut policies: Vec<Self> = document
+            .policies
+            .into_iter()
+            .map(|header| Self {
+                header,
+                rules: Vec::new(),
+            })
+            .collect();
+        for rule in document.rules {
+            let index = usize::try_from(rule.policy).ok();
+            if let Some(policy) = index.and_then(|index| policies.get_mut(index)) {
+                policy.rules.push(Rule { policy: 0, ..rule });
+            }
+        }
+        let named = policies.into_iter().map(|policy| {
+            let header = &policy.header;
+            ((header.namespace.clone(), header.name.clone()), policy)
+        });
+        named.collect()
+    }
+
+    /// The files of the credentials that it needs, as `secret/key`.
+    pub fn credential_files(&self) -> impl Iterator<Item = &str> {
+        self.rules
+            .iter()
+            .filter_map(|rule| rule.value_from_file.as_deref())
+    }
 }
 
 /// Compiles policies into one runtime policy.
@@ -96,40 +193,66 @@ pub fn compile(
 ) -> (RuntimePolicy, Vec<InvalidPolicy>) {
     let mut sorted: Vec<&NamedPolicy> = policies.iter().collect();
     sorted.sort_by_key(|policy| (&policy.namespace, &policy.name));
-    let mut document = RuntimePolicy::default();
+    let mut valid = Vec::new();
     let mut invalid = Vec::new();
     let mut seen = BTreeSet::new();
     for policy in sorted {
         let full_name = format!("{}/{}", policy.namespace, policy.name);
         let outcome = if seen.insert(full_name.clone()) {
-            one(policy, options)
+            compile_policy(policy, options)
         } else {
             Err(InvalidReason::Duplicate)
         };
         match outcome {
-            Ok((header, rules)) => {
-                let index = u32::try_from(document.policies.len()).unwrap_or(u32::MAX);
-                document.policies.push(header);
-                document.rules.extend(rules.into_iter().map(|rule| Rule {
-                    policy: index,
-                    ..rule
-                }));
-            }
+            Ok(policy) => valid.push(policy),
             Err(reason) => invalid.push(InvalidPolicy {
                 policy: full_name,
                 reason,
             }),
         }
     }
-    document.version = Some(document.content_version());
-    (document, invalid)
+    (assemble(&valid, &[]), invalid)
 }
 
-/// One policy's header and rules, validated as if it were alone.
-fn one(
+/// The document of compiled policies, in any order: no two of them may have one name. `sensitive` are ranges that are
+/// denied before any rule.
+pub fn assemble<'a>(
+    policies: impl IntoIterator<Item = &'a CompiledPolicy>,
+    sensitive: &[IpCidr],
+) -> RuntimePolicy {
+    let mut sorted: Vec<&CompiledPolicy> = policies.into_iter().collect();
+    sorted.sort_by(|a, b| {
+        let key = |p: &'a CompiledPolicy| (&p.header.namespace, &p.header.name);
+        key(a).cmp(&key(b))
+    });
+    let mut sensitive = sensitive.to_vec();
+    sensitive.sort();
+    sensitive.dedup();
+    let mut document = RuntimePolicy {
+        sensitive_cidrs: sensitive,
+        ..RuntimePolicy::default()
+    };
+    for policy in sorted {
+        let index = u32::try_from(document.policies.len()).unwrap_or(u32::MAX);
+        document.policies.push(policy.header.clone());
+        let rules = policy.rules.iter();
+        document.rules.extend(rules.map(|rule| Rule {
+            policy: index,
+            ..rule.clone()
+        }));
+    }
+    document.version = Some(document.content_version());
+    document
+}
+
+/// One policy, validated as if it were alone.
+///
+/// # Errors
+/// What is wrong with it, and what to write.
+pub fn compile_policy(
     policy: &NamedPolicy,
     options: &CompileOptions,
-) -> Result<(PolicyHeader, Vec<Rule>), InvalidReason> {
+) -> Result<CompiledPolicy, InvalidReason> {
     let system = policy.namespace == options.system_namespace;
     let spec = &policy.spec;
     if !system && spec.namespace_selector.is_some() {
@@ -140,7 +263,11 @@ fn one(
     let header = PolicyHeader {
         namespace: policy.namespace.clone(),
         name: policy.name.clone(),
-        priority: spec.priority,
+        priority: if system {
+            spec.priority
+        } else {
+            spec.priority.saturating_sub(BELOW_SYSTEM)
+        },
         mode: spec.mode,
         subjects: Subjects {
             all_namespaces: system && spec.namespace_selector.is_none(),
@@ -165,7 +292,7 @@ fn one(
             .map(|rule| egress(rule, RuleKind::Deny)),
     );
     for rule in &spec.egress.credential {
-        rules.push(credential(rule, system, options)?);
+        rules.push(credential(rule, &policy.namespace, options)?);
     }
     rules.extend(
         spec.egress
@@ -191,7 +318,7 @@ fn one(
         ..RuntimePolicy::default()
     };
     alone.validate()?;
-    Ok((header, rules))
+    Ok(CompiledPolicy { header, rules })
 }
 
 fn egress(rule: &EgressRule, kind: RuleKind) -> Rule {
@@ -210,15 +337,9 @@ fn egress(rule: &EgressRule, kind: RuleKind) -> Rule {
 
 fn credential(
     rule: &CredentialRule,
-    system: bool,
+    namespace: &str,
     options: &CompileOptions,
 ) -> Result<Rule, InvalidReason> {
-    if !system {
-        return Err(InvalidReason::CredentialNamespace {
-            rule: rule.name.clone(),
-            system: options.system_namespace.clone(),
-        });
-    }
     let secret = &rule.value_from;
     if !options.credential_secrets.contains(&secret.name) {
         let allowed: Vec<&str> = options
@@ -230,6 +351,17 @@ fn credential(
             rule: rule.name.clone(),
             secret: secret.name.clone(),
             allowed: allowed.join(", "),
+        });
+    }
+    let opened = options.opened_secrets.get(namespace);
+    if namespace != options.system_namespace
+        && !opened.is_some_and(|secrets| secrets.contains(&secret.name))
+    {
+        return Err(InvalidReason::CredentialNamespace {
+            rule: rule.name.clone(),
+            secret: secret.name.clone(),
+            namespace: namespace.to_owned(),
+            system: options.system_namespace.clone(),
         });
     }
     Ok(Rule {

@@ -11,10 +11,14 @@ pub mod crds;
 pub mod manifest;
 pub mod policy;
 mod schema;
+pub mod settings;
 pub mod status;
 
 pub use class::AgentNetworkClass;
-pub use compile::{CompileOptions, InvalidPolicy, NamedPolicy, compile};
+pub use compile::{
+    CompileOptions, CompiledPolicy, InvalidPolicy, InvalidReason, NamedPolicy, assemble, compile,
+    compile_policy,
+};
 pub use manifest::{ManifestError, parse_manifests};
 pub use policy::AgentNetworkPolicy;
 

@@ -12,6 +12,7 @@ pub mod install;
 pub mod ipam;
 pub mod mac;
 pub mod node;
+pub mod node_settings;
 pub mod path;
 pub mod policy;
 pub mod time;

@@ -249,28 +249,58 @@ pub fn gateway_mac(cidr: Ipv4Net) -> MacAddr {
 /// Pod and Service CIDRs): then the next candidate of the same node's fixed order is. `None` when none of the 249 is free.
 /// A default route (`0.0.0.0/0`) is no use of a range and is left out of account.
 pub fn derive_fake_cidr(node_name: &str, in_use: &[Ipv4Net]) -> Option<Ipv4Net> {
-    candidates(node_name).find(|candidate| {
-        !in_use
-            .iter()
-            .any(|net| net.prefix_len() > 0 && overlap(*net, *candidate))
+    let pool = Ipv4Net::new(DERIVED_FROM, 16).ok()?;
+    derive_from_pool(node_name, pool, 24, in_use)
+}
+
+/// The same from another pool: the node's part has `prefix_length`. `None` when no part is free, or the pool has none of
+/// that length.
+pub fn derive_from_pool(
+    node_name: &str,
+    pool: Ipv4Net,
+    prefix_length: u8,
+    in_use: &[Ipv4Net],
+) -> Option<Ipv4Net> {
+    candidates(node_name, pool, prefix_length).find(|candidate| {
+        let used = |net: &Ipv4Net| net.prefix_len() > 0 && overlap(*net, *candidate);
+        !is_avoided(*candidate) && !in_use.iter().any(used)
     })
 }
 
-/// The node's candidates in its fixed order, without those on the avoid-list.
-fn candidates(node_name: &str) -> impl Iterator<Item = Ipv4Net> {
-    let digest = Sha256::digest(node_name.as_bytes());
-    // An odd step is coprime with 256, so the walk visits every third octet once.
-    let (start, step) = (digest[0], digest[1] | 1);
-    (0..=255u8)
-        .map(move |i| start.wrapping_add(step.wrapping_mul(i)))
-        .filter(|third| !AVOIDED.contains(third))
-        .filter_map(|third| {
-            let [a, b, _, _] = DERIVED_FROM.octets();
-            Ipv4Net::new(Ipv4Addr::new(a, b, third, 0), 24).ok()
-        })
+/// Whether a range overlaps one that holds well-known link-local services.
+pub fn is_avoided(net: Ipv4Net) -> bool {
+    let [a, b, _, _] = DERIVED_FROM.octets();
+    AVOIDED.iter().any(|third| {
+        Ipv4Net::new(Ipv4Addr::new(a, b, *third, 0), 24).is_ok_and(|avoided| overlap(avoided, net))
+    })
 }
 
-fn overlap(a: Ipv4Net, b: Ipv4Net) -> bool {
+/// All parts of the pool in the node's fixed order.
+fn candidates(
+    node_name: &str,
+    pool: Ipv4Net,
+    prefix_length: u8,
+) -> impl Iterator<Item = Ipv4Net> + use<> {
+    let digest = Sha256::digest(node_name.as_bytes());
+    let bits = u32::from(prefix_length.saturating_sub(pool.prefix_len())).min(24);
+    let count = if prefix_length < pool.prefix_len() || prefix_length > 32 {
+        0
+    } else {
+        1u32 << bits
+    };
+    // An odd step is coprime with a power of two, so the walk visits every part once.
+    let start = u32::from_be_bytes([0, digest[3], digest[2], digest[0]]);
+    let step = u32::from_be_bytes([0, digest[5], digest[4], digest[1]]) | 1;
+    let first = u32::from(pool.network());
+    (0..count).filter_map(move |i| {
+        let part = start.wrapping_add(step.wrapping_mul(i)) & (count - 1);
+        let offset = part.checked_shl(32 - u32::from(prefix_length)).unwrap_or(0);
+        Ipv4Net::new(Ipv4Addr::from(first | offset), prefix_length).ok()
+    })
+}
+
+/// Whether two ranges have an address in common.
+pub fn overlap(a: Ipv4Net, b: Ipv4Net) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
 
@@ -334,7 +364,9 @@ mod tests {
 
     #[test]
     fn every_free_range_is_a_candidate_exactly_once() {
-        let all: Vec<_> = candidates("n").collect();
+        let all: Vec<_> = candidates("n", net("169.254.0.0/16"), 24)
+            .filter(|candidate| !is_avoided(*candidate))
+            .collect();
         assert_eq!(all.len(), 249);
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 249);
     }
@@ -343,6 +375,27 @@ mod tests {
     fn nothing_is_derived_when_the_whole_range_is_in_use() {
         assert_eq!(derive_fake_cidr("n", &[net("169.254.0.0/16")]), None);
         assert!(derive_fake_cidr("n", &[net("0.0.0.0/0")]).is_some());
+    }
+
+    #[test]
+    fn another_pool_has_all_its_parts_once() {
+        for (pool, length, count) in [
+            ("10.250.0.0/16", 26, 1024),
+            ("10.0.0.0/8", 20, 4096),
+            ("10.1.0.0/24", 24, 1),
+            ("10.1.0.0/24", 16, 0),
+        ] {
+            let all: BTreeSet<_> = candidates("n", net(pool), length).collect();
+            assert_eq!(all.len(), count, "{pool}");
+            assert!(
+                all.iter()
+                    .all(|part| net(pool).contains(part) && part.prefix_len() == length)
+            );
+        }
+        assert_eq!(
+            derive_from_pool("n", net("169.254.20.0/23"), 24, &[]),
+            Some(net("169.254.21.0/24"))
+        );
     }
 
     proptest! {

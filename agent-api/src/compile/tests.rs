@@ -79,7 +79,7 @@ fn an_invalid_policy_is_left_out_and_takes_no_other_down() {
         (
             "namespace: tke-agent-network-real",
             "namespace: team-a",
-            "credentials are for policies",
+            "is for policies in namespace",
         ),
     ] {
         let text = format!("{}\n---\n{MULTI}", CODING.replace(from, to));
@@ -140,4 +140,85 @@ fn defaults_that_the_api_server_fills_in_change_nothing() {
             .to_json()
     };
     assert_eq!(compiled(&filled), compiled(CODING));
+}
+
+#[test]
+fn a_namespaces_policy_takes_only_the_secrets_that_are_opened_to_it() {
+    let text = CODING.replace("namespace: tke-agent-network-real", "namespace: team-a");
+    for (list, allowed) in [
+        (&["zeroproxy-credentials"][..], false),
+        (&["zeroproxy-credentials@team-b"], false),
+        (
+            &[
+                "zeroproxy-credentials@team-b",
+                "zeroproxy-credentials@team-a",
+            ],
+            true,
+        ),
+    ] {
+        let options = CompileOptions::with_secrets(SYSTEM_NAMESPACE, list.iter().copied()).unwrap();
+        let (document, invalid) = compile(&policies(&text), &options);
+        assert_eq!(
+            (document.policies.len(), invalid.len()),
+            if allowed { (1, 0) } else { (0, 1) }
+        );
+        // and an opened Secret stays one that the operator's own policies may name
+        assert!(compile(&policies(CODING), &options).1.is_empty());
+    }
+    for entry in ["", "@team-a", "a@", "a@b@c"] {
+        assert!(
+            CompileOptions::with_secrets(SYSTEM_NAMESPACE, [entry]).is_err(),
+            "{entry}"
+        );
+    }
+}
+
+#[test]
+fn no_priority_brings_a_namespaces_policy_before_the_operators() {
+    let with = |namespace: &str, priority: i32| {
+        let text = MULTI.replace("tke-agent-network-real", namespace).replace(
+            "  podSelector",
+            &format!("  priority: {priority}\n  podSelector"),
+        );
+        assert!(text.contains(&format!("priority: {priority}")));
+        compile(&policies(&text), &CompileOptions::default())
+            .0
+            .policies[0]
+            .priority
+    };
+    assert!(with("team-a", 1_000_000) < with(SYSTEM_NAMESPACE, -1_000_000));
+    assert!(with("team-a", -1_000_000) < with("team-a", 1_000_000));
+    assert_eq!(with(SYSTEM_NAMESPACE, 7), 7);
+}
+
+#[test]
+fn a_document_is_the_same_whether_its_policies_are_compiled_together_or_one_by_one() {
+    let objects = policies(&format!("{CODING}\n---\n{MULTI}"));
+    let options = CompileOptions::default();
+    let parts: Vec<CompiledPolicy> = objects
+        .iter()
+        .rev()
+        .map(|policy| compile_policy(policy, &options).unwrap())
+        .collect();
+    assert_eq!(assemble(&parts, &[]), compile(&objects, &options).0);
+    assert_eq!(
+        parts[1].credential_files().collect::<Vec<_>>(),
+        ["zeroproxy-credentials/REPO_TOKEN"]
+    );
+    let again = CompiledPolicy::of_document(assemble(&parts, &[]));
+    assert!(again.into_values().all(|policy| parts.contains(&policy)));
+    let range: IpCidr = "192.0.2.0/24".parse().unwrap();
+    let closed = assemble(&parts, &[range, range]);
+    assert_eq!(closed.sensitive_cidrs, [range]);
+    assert_ne!(closed.version, assemble(&parts, &[]).version);
+}
+
+#[test]
+fn the_examples_compile_to_the_bytes_that_they_always_did() {
+    let (document, _) = compile(
+        &policies(&format!("{CODING}\n---\n{MULTI}")),
+        &CompileOptions::default(),
+    );
+    // another text is another version: every proxy of every cluster reloads at the upgrade
+    assert_eq!(document.to_json() + "\n", include_str!("examples.json"));
 }
