@@ -1,6 +1,19 @@
 //! The control plane of agent-network: reads arguments and files, and leaves the compiling to `agent-api`.
 #![forbid(unsafe_code)]
 
+mod app;
+mod class_reconciler;
+mod config;
+mod health;
+mod leader;
+mod metrics;
+mod policy_reconciler;
+mod publish;
+mod reload;
+mod status;
+mod status_writer;
+mod watch;
+
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +33,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Bring the cluster's policies to every ZeroProxy, and say in their status what became of them.
+    ///
+    /// Finds the API server as kubectl does: the pod's service account, or KUBECONFIG. Several replicas may run; one leads.
+    /// SIGTERM gives the Lease back and ends the process.
+    Run(Box<config::RunArgs>),
     /// Compile AgentNetworkPolicy YAML into the runtime policy that ZeroProxy reads.
     ///
     /// Prints one JSON document. A policy that is invalid is left out and named on standard error, with what to write
@@ -36,7 +54,8 @@ enum Command {
         /// The namespace whose policies apply to agent pods of every namespace.
         #[arg(long, default_value = agent_api::SYSTEM_NAMESPACE)]
         system_namespace: String,
-        /// A Secret that credential rules may name; repeat it for several.
+        /// A Secret that credential rules may name; repeat it for several. SECRET@NAMESPACE opens it to that namespace's
+        /// policies too.
         #[arg(long = "credential-secret", default_value = agent_api::CREDENTIALS_SECRET)]
         credential_secrets: Vec<String>,
     },
@@ -58,12 +77,12 @@ fn main() -> ExitCode {
             system_namespace,
             credential_secrets,
         } => {
-            let options = CompileOptions {
-                system_namespace,
-                credential_secrets: credential_secrets.into_iter().collect(),
-            };
-            compile_files(&files, output.as_deref(), &options)
+            let secrets = credential_secrets.iter().map(String::as_str);
+            CompileOptions::with_secrets(&system_namespace, secrets)
+                .context("--credential-secret")
+                .and_then(|options| compile_files(&files, output.as_deref(), &options))
         }
+        Command::Run(arguments) => app::run(*arguments).map(|()| 0),
         Command::Crds { output_dir } => write_crds(output_dir.as_deref()).map(|()| 0),
     };
     match outcome {

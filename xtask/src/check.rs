@@ -20,7 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("agent-cni", &["agent-core", "agent-datapath"]),
     ("agent-node", &["agent-core", "agent-datapath"]),
     ("agent-api", &["agent-core"]),
-    ("agent-controller", &["agent-api"]),
+    ("agent-controller", &["agent-api", "agent-core"]),
     ("e2e", &["agent-core"]),
     ("xtask", &[]),
 ];
@@ -30,7 +30,15 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("aya", &["agent-datapath", "agent-ebpf-common"]),
     ("aya-ebpf", &["agent-ebpf"]),
     ("rtnetlink", &["agent-datapath"]),
-    ("tokio", &["agent-cni", "agent-datapath", "agent-node"]),
+    (
+        "tokio",
+        &[
+            "agent-cni",
+            "agent-controller",
+            "agent-datapath",
+            "agent-node",
+        ],
+    ),
     ("kube", &["agent-api", "agent-controller", "agent-node"]),
 ];
 
