@@ -19,6 +19,7 @@ use crate::process::Process;
 use crate::world::World;
 
 pub mod agent;
+pub mod control;
 mod control_plane;
 mod kubectl;
 mod member;
@@ -141,8 +142,10 @@ impl Cluster {
 /// An API server and its etcd alone, without nodes: ready in seconds.
 pub struct ApiServer {
     kubectl: Kubectl,
-    _control_plane: ControlPlane,
+    control_plane: ControlPlane,
     world: World,
+    bins: PathBuf,
+    pki: PathBuf,
 }
 
 impl ApiServer {
@@ -158,9 +161,36 @@ impl ApiServer {
         let control_plane = ControlPlane::start_api_server(&world, &bins, &pki)?;
         Ok(ApiServer {
             kubectl: Kubectl::new(world.node(), &bins, &pki, world.dir()),
-            _control_plane: control_plane,
+            control_plane,
             world,
+            bins,
+            pki,
         })
+    }
+
+    /// Stops the API server and starts it again after `pause`; etcd stays.
+    ///
+    /// # Errors
+    /// When it doesn't come up again.
+    pub fn restart(&mut self, pause: Duration) -> Result<()> {
+        let place = self.world.node();
+        self.control_plane
+            .restart_api_server(&place, &self.bins, &self.pki, pause)
+    }
+
+    /// Where it runs.
+    pub fn place(&self) -> Place {
+        self.world.node()
+    }
+
+    /// The kubeconfig of one of the users of `pki.sh`.
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.pki.join(format!("{user}.kubeconfig"))
+    }
+
+    /// What every request was, one JSON object a line (`audit.k8s.io/v1`, level Metadata).
+    pub fn audit_log(&self) -> PathBuf {
+        control_plane::audit_log(&self.pki)
     }
 
     /// `kubectl`, with every right.

@@ -72,7 +72,12 @@ impl Process {
     /// # Errors
     /// When it is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        Ok(kill(Pid::from_raw(self.pid), signal)?)
+        kill(Pid::from_raw(self.pid), signal)?;
+        if matches!(signal, Signal::SIGCONT | Signal::SIGKILL) {
+            // nsenter stops when its child does, and would not see its end
+            kill(Pid::from_raw(self.wrapper.id() as i32), Signal::SIGCONT)?;
+        }
+        Ok(())
     }
 
     /// Waits until its output has `text`.

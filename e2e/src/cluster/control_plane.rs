@@ -1,9 +1,10 @@
 //! etcd, the API server, the controller manager and the scheduler.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
 
 use super::{ROUTER, SERVICE_CIDR, eventually};
 use crate::place::Place;
@@ -12,8 +13,13 @@ use crate::world::World;
 
 /// The running control plane. Ends with its processes, which end with it.
 pub(super) struct ControlPlane {
-    /// In the order in which they are to be stopped.
-    _processes: Vec<Process>,
+    /// In the order in which they are to be stopped: those that need the API server, itself, etcd.
+    processes: Vec<Process>,
+}
+
+/// Where the API server of [`ControlPlane::start_api_server`] writes what it was asked.
+pub(super) fn audit_log(pki: &Path) -> PathBuf {
+    pki.join("audit.log")
 }
 
 impl ControlPlane {
@@ -21,35 +27,58 @@ impl ControlPlane {
     pub(super) fn start(world: &World, bins: &Path, pki: &Path) -> Result<ControlPlane> {
         let place = world.node();
         let start = |name: &str, flags: &[String]| spawn(&place, bins, name, flags);
-        let mut processes = Self::api_server(world, bins, pki)?;
+        let mut processes = Self::api_server(world, bins, &api_server(pki), pki)?;
         let manager = start("kube-controller-manager", &controller_manager(pki))?;
         let scheduler = start("kube-scheduler", &client(pki, "scheduler"))?;
         processes.splice(0..0, [scheduler, manager]);
+        Ok(ControlPlane { processes })
+    }
+
+    /// Starts only etcd and the API server, which writes down what it is asked.
+    pub(super) fn start_api_server(world: &World, bins: &Path, pki: &Path) -> Result<ControlPlane> {
         Ok(ControlPlane {
-            _processes: processes,
+            processes: Self::api_server(world, bins, &audited(pki)?, pki)?,
         })
     }
 
-    /// Starts only etcd and the API server.
-    pub(super) fn start_api_server(world: &World, bins: &Path, pki: &Path) -> Result<ControlPlane> {
-        Ok(ControlPlane {
-            _processes: Self::api_server(world, bins, pki)?,
-        })
+    /// Stops the API server of [`ControlPlane::start_api_server`] and starts it again after `pause`.
+    pub(super) fn restart_api_server(
+        &mut self,
+        place: &Place,
+        bins: &Path,
+        pki: &Path,
+        pause: Duration,
+    ) -> Result<()> {
+        let old = self.processes.remove(0);
+        old.stop(Signal::SIGTERM, Duration::from_secs(70))?;
+        std::thread::sleep(pause);
+        self.processes
+            .insert(0, start_ready(place, bins, &audited(pki)?, pki)?);
+        Ok(())
     }
 
     /// etcd and the API server, in the order in which they are to be stopped; returns when it is ready.
-    fn api_server(world: &World, bins: &Path, pki: &Path) -> Result<Vec<Process>> {
+    fn api_server(
+        world: &World,
+        bins: &Path,
+        flags: &[String],
+        pki: &Path,
+    ) -> Result<Vec<Process>> {
         let place = world.node();
-        let start = |name: &str, flags: &[String]| spawn(&place, bins, name, flags);
-        let etcd = start("etcd", &etcd())?;
-        let mut api = start("kube-apiserver", &api_server(pki))?;
-        eventually("the API server is ready", Duration::from_secs(90), || {
-            anyhow::ensure!(api.is_running(), "it ended");
-            ready(&place, pki)
-        })
-        .with_context(|| last_lines(&api))?;
-        Ok(vec![api, etcd])
+        let etcd = spawn(&place, bins, "etcd", &etcd())?;
+        Ok(vec![start_ready(&place, bins, flags, pki)?, etcd])
     }
+}
+
+/// A running API server that is ready.
+fn start_ready(place: &Place, bins: &Path, flags: &[String], pki: &Path) -> Result<Process> {
+    let mut api = spawn(place, bins, "kube-apiserver", flags)?;
+    eventually("the API server is ready", Duration::from_secs(90), || {
+        anyhow::ensure!(api.is_running(), "it ended");
+        ready(place, pki)
+    })
+    .with_context(|| last_lines(&api))?;
+    Ok(api)
 }
 
 fn spawn(place: &Place, bins: &Path, name: &str, flags: &[String]) -> Result<Process> {
@@ -119,6 +148,20 @@ fn api_server(pki: &Path) -> Vec<String> {
         format!("--proxy-client-cert-file={pki}/front-proxy.crt"),
         format!("--proxy-client-key-file={pki}/front-proxy.key"),
     ]
+}
+
+/// The API server's flags, with an audit log, and with watches that expire soon.
+fn audited(pki: &Path) -> Result<Vec<String>> {
+    let policy = pki.join("audit-policy.yaml");
+    let text = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
+    std::fs::write(&policy, text)?;
+    let mut flags = api_server(pki);
+    flags.extend([
+        format!("--audit-policy-file={}", policy.display()),
+        format!("--audit-log-path={}", audit_log(pki).display()),
+        "--shutdown-delay-duration=0s".into(),
+    ]);
+    Ok(flags)
 }
 
 fn controller_manager(pki: &Path) -> Vec<String> {
