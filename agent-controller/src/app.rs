@@ -32,6 +32,8 @@ use crate::watch::World;
 const GATHER: Duration = Duration::from_millis(20);
 /// Pauses after a round that failed.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
+/// How often everything is looked at although nobody said that it changed.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// After SIGTERM, how long giving the Lease back may take.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
@@ -152,10 +154,8 @@ impl Parts {
     /// All that a leader does.
     async fn lead(&self) {
         let (published, publications) = watch::channel(Arc::new(Published::default()));
-        let publisher = Publisher {
-            api: Api::namespaced(self.client.clone(), self.config.system_namespace()),
-            metrics: self.metrics.clone(),
-        };
+        let config_maps = Api::namespaced(self.client.clone(), self.config.system_namespace());
+        let publisher = Publisher::new(config_maps.clone(), self.metrics.clone());
         let policies = PolicyReconciler::new(
             self.world.clone(),
             publisher,
@@ -171,10 +171,7 @@ impl Parts {
         let classes = ClassReconciler {
             client: self.client.clone(),
             world: self.world.clone(),
-            publisher: Publisher {
-                api: Api::namespaced(self.client.clone(), self.config.system_namespace()),
-                metrics: self.metrics.clone(),
-            },
+            publisher: Publisher::new(config_maps, self.metrics.clone()),
             recorder: recorder.clone(),
             services: self.config.service_cidrs.clone(),
             metrics: self.metrics.clone(),
@@ -217,7 +214,10 @@ impl Parts {
             match result {
                 Ok(()) => {
                     pause = RETRY.0;
-                    wake.notified().await;
+                    tokio::select! {
+                        () = wake.notified() => {}
+                        () = tokio::time::sleep(LOOK_EVERY) => {}
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(part, error = %chain(&error), "a round failed and is tried again");
@@ -234,7 +234,7 @@ impl Parts {
 }
 
 /// An error and all its sources in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

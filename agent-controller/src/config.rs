@@ -14,6 +14,8 @@ use ipnet::Ipv4Net;
 const PROXY_ADMIN_PORT: u16 = 18081;
 /// The labels that the chart gives ZeroProxy's pods.
 const PROXY_SELECTOR: &str = "app.kubernetes.io/component=zeroproxy";
+/// What kube's client says of each failed call is said by us, once.
+const DEFAULT_LOG: &str = "info,kube_client=off,kube_runtime=off";
 /// kubelet brings a changed ConfigMap to a node within its sync period and the life of its cache: a minute and a half.
 const PROJECTION_SECONDS: u64 = 90;
 
@@ -57,7 +59,7 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value_t = PROJECTION_SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
     degraded_after: u64,
     /// What is logged, as tracing filters have it: info, or agent_controller=debug,warn.
-    #[arg(long, env = "AGENT_CONTROLLER_LOG", default_value = "info")]
+    #[arg(long, env = "AGENT_CONTROLLER_LOG", default_value = DEFAULT_LOG)]
     pub(crate) log: String,
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::app::chain;
 use crate::metrics::Metrics;
 
 /// The Lease's name.
@@ -68,7 +69,7 @@ impl Elector {
                 Ok(Ok(false)) => renewed = None,
                 Ok(Err(error)) => {
                     self.metrics.error("lease");
-                    tracing::warn!(error = %error, "the Lease can't be read or written");
+                    tracing::warn!(error = %chain(&error), "the Lease can't be read or written");
                 }
                 Err(_) => {
                     self.metrics.error("lease");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::metrics::Metrics;
 use crate::watch::MANAGED_BY;
@@ -28,6 +28,8 @@ pub(crate) const MAX_PARTS: usize = 32;
 /// Bytes of one ConfigMap. The limit is 1 MiB, of the object as a whole.
 pub(crate) const PART_BYTES: usize = 960 * 1024;
 
+/// How long a write is taken for granted that the watch doesn't bring back.
+const TRUST: Duration = Duration::from_secs(5);
 /// How long one call may take.
 pub(crate) const CALL: Duration = Duration::from_secs(10);
 
@@ -50,23 +52,42 @@ pub(crate) enum PublishError {
 
 /// Writes ConfigMaps of the system namespace.
 pub(crate) struct Publisher {
-    pub(crate) api: Api<ConfigMap>,
+    api: Api<ConfigMap>,
     pub(crate) metrics: Arc<Metrics>,
+    /// What was written, and to which resource version: the watch may not have brought it back yet.
+    written: BTreeMap<String, (Option<String>, Instant, ConfigMap)>,
 }
 
 impl Publisher {
+    pub(crate) fn new(api: Api<ConfigMap>, metrics: Arc<Metrics>) -> Self {
+        Self {
+            api,
+            metrics,
+            written: BTreeMap::new(),
+        }
+    }
+
     /// Makes ConfigMap `name` hold `text` under `key`; `there` is what the watch knows of it. Says whether it wrote.
     ///
     /// # Errors
     /// When the API server refuses or doesn't answer; trying again later is right.
     pub(crate) async fn publish(
-        &self,
+        &mut self,
         name: &str,
         key: &str,
         text: &str,
         there: Option<&ConfigMap>,
     ) -> Result<bool, PublishError> {
+        let base = there.and_then(|map| map.metadata.resource_version.clone());
+        let ours = self
+            .written
+            .remove(name)
+            .filter(|(at, since, _)| *at == base && since.elapsed() < TRUST);
+        let there = ours.as_ref().map(|(_, _, map)| map).or(there);
         if there.is_some_and(|map| holds(map, key, text)) {
+            if let Some(ours) = ours {
+                self.written.insert(name.to_owned(), ours);
+            }
             return Ok(false);
         }
         let (label, value) = MANAGED_BY;
@@ -80,8 +101,11 @@ impl Publisher {
             "data": {key: text},
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        self.call(name, self.api.patch(name, &params, &Patch::Apply(object)))
-            .await?;
+        let patch = Patch::Apply(object);
+        let call = self.api.patch(name, &params, &patch);
+        let map = self.call(name, call).await?;
+        let ours = (base, Instant::now(), map);
+        self.written.insert(name.to_owned(), ours);
         self.metrics.write("configmap");
         tracing::info!(configmap = %name, bytes = text.len(), "published");
         Ok(true)
@@ -91,7 +115,8 @@ impl Publisher {
     ///
     /// # Errors
     /// As [`Publisher::publish`].
-    pub(crate) async fn remove(&self, name: &str) -> Result<(), PublishError> {
+    pub(crate) async fn remove(&mut self, name: &str) -> Result<(), PublishError> {
+        self.written.remove(name);
         let params = DeleteParams::default();
         match self.call(name, self.api.delete(name, &params)).await {
             Err(PublishError::Write { source, .. }) if is_code(&source, 404) => Ok(()),
@@ -155,10 +180,11 @@ pub(crate) fn published(maps: &BTreeMap<String, Arc<ConfigMap>>) -> Option<Vec<u
     Some(document)
 }
 
+/// Whether there is nothing to write. What others add stays theirs: an apply takes nothing away from them, and nobody reads it.
 fn holds(map: &ConfigMap, key: &str, text: &str) -> bool {
     let (label, value) = MANAGED_BY;
     let data = map.data.as_ref();
     let labels = map.metadata.labels.as_ref();
-    data.is_some_and(|data| data.len() == 1 && data.get(key).is_some_and(|t| t == text))
+    data.is_some_and(|data| data.get(key).is_some_and(|t| t == text))
         && labels.is_some_and(|labels| labels.get(label).is_some_and(|v| v == value))
 }

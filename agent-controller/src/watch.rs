@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use crate::app::chain;
 use crate::config::{Config, Namespaces};
 use crate::metrics::Metrics;
 
@@ -241,11 +242,11 @@ impl Start<'_> {
                     Err(error) => {
                         metrics.error("watch");
                         if !std::mem::replace(&mut failing, true) {
-                            tracing::warn!(watch = %name, error = %error, "the watch is taken up again");
+                            tracing::warn!(watch = %name, error = %chain(&error), "the watch is taken up again");
                         } else {
-                            tracing::debug!(watch = %name, error = %error, "the watch is taken up again");
+                            tracing::debug!(watch = %name, error = %chain(&error), "the watch is taken up again");
                         }
-                        watches.fail(&name, error.to_string());
+                        watches.fail(&name, chain(&error));
                     }
                 }
             }
