@@ -122,7 +122,10 @@ fn everything(server: &ApiServer) -> Result<()> {
     for _ in 0..2 {
         kubectl.apply(&policy(SYSTEM, "one", 1, "a").to_string())?;
         phase(server, SYSTEM, "one", "Active")?;
-        let bad = json!({"egress": {"allow": [{"name": "r", "host": "xn--a.example.com"}]}});
+        let bad = json!({"egress": {"credential": [{
+            "name": "r", "host": "a.example.com", "header": "Authorization",
+            "valueFrom": {"name": "not-mounted", "key": "K"},
+        }]}});
         let mut invalid = policy(SYSTEM, "one", 1, "a");
         invalid["spec"] = bad;
         kubectl.apply(&invalid.to_string())?;

@@ -41,7 +41,8 @@ impl ControlPlane {
         })
     }
 
-    /// Stops the API server of [`ControlPlane::start_api_server`] and starts it again after `pause`.
+    /// Kills the API server of [`ControlPlane::start_api_server`] (a graceful end waits a minute for watches) and starts
+    /// it again after `pause`.
     pub(super) fn restart_api_server(
         &mut self,
         place: &Place,
@@ -50,7 +51,7 @@ impl ControlPlane {
         pause: Duration,
     ) -> Result<()> {
         let old = self.processes.remove(0);
-        old.stop(Signal::SIGTERM, Duration::from_secs(70))?;
+        old.stop(Signal::SIGKILL, Duration::from_secs(10))?;
         std::thread::sleep(pause);
         self.processes
             .insert(0, start_ready(place, bins, &audited(pki)?, pki)?);
