@@ -108,17 +108,23 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         target,
     };
     tracing::info!(identity = %parts.config.identity, "agent-controller is up");
-    tokio::select! {
-        () = parts.follow(leading) => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let broken = tokio::select! {
+        () = parts.follow(leading) => true,
+        // a watch, the fleet or the health endpoint: none of them ends by itself
+        Some(_) = tasks.join_next() => true,
+        _ = terminate.recv() => false,
+        _ = interrupt.recv() => false,
+    };
     tracing::info!("ending");
     // what this replica wrote as the leader is over before the Lease is given back
     tasks.shutdown().await;
     stop.cancel();
     // Late or panicked, the Lease runs out by itself.
     let _ = tokio::time::timeout(END_WITHIN, election).await;
+    anyhow::ensure!(
+        !broken,
+        "a part of the controller stopped working, so it is to be started anew"
+    );
     Ok(())
 }
 
