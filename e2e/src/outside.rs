@@ -2,6 +2,8 @@
 //! service, all real programs in a network namespace of their own. Their logs are the evidence of what arrived.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,6 +99,7 @@ impl Outside {
     /// # Errors
     /// When the log is damaged.
     pub fn requests(&self) -> Result<Vec<Seen>> {
+        self.wait_for_log();
         let text = fs::read_to_string(self.requests_log()).unwrap_or_default();
         text.lines()
             .map(|l| serde_json::from_str(l).with_context(|| format!("nginx logged {l}")))
@@ -135,6 +138,19 @@ impl Outside {
         for server in self.servers {
             server.detach();
         }
+    }
+
+    /// nginx logs a request after it has answered it. Its one worker does both before it looks at the next connection, so
+    /// what was answered before this question is in the log when this one is answered. A server that isn't there logs
+    /// nothing more.
+    fn wait_for_log(&self) {
+        let Ok(mut nginx) = UnixStream::connect(self.dir.join("in-step.sock")) else {
+            return;
+        };
+        let limit = Some(Duration::from_secs(10));
+        let _ = nginx.set_read_timeout(limit);
+        let _ = nginx.write_all(b"GET / HTTP/1.0\r\n\r\n");
+        let _ = nginx.read_to_end(&mut Vec::new());
     }
 
     fn requests_log(&self) -> PathBuf {

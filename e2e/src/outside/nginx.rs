@@ -89,7 +89,8 @@ access_log {requests} seen;
   fastcgi_param GIT_PROTOCOL $http_git_protocol; fastcgi_param HOME /root; fastcgi_param PATH /usr/bin:/bin;"#
         );
         format!(
-            r#"server {{ listen 80 default_server; server_name _; return 200 "default server\n"; }}
+            r#"server {{ listen unix:{dir}/in-step.sock; access_log off; return 204; }}
+server {{ listen 80 default_server; server_name _; return 200 "default server\n"; }}
 server {{ listen 80; server_name docs.example.com; location / {{ return 200 "hello from docs\n"; }} }}
 server {{ listen 80; server_name echo.example.com; location / {{ return 200 "caller=$http_x_agent_caller target=$http_x_agent_target forwarded=$http_x_forwarded_for host=$http_host uri=$request_uri\n"; }} }}
 server {{ listen 80; listen 443 ssl; server_name api.example.com;
