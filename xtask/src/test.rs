@@ -33,7 +33,7 @@ pub(crate) fn test(filter: &[String]) -> Result<()> {
 /// What is about traffic is run a second time, on nodes in the other mode: the same answers are expected.
 const IN_COMPAT: [&str; 2] = [
     "-E",
-    "package(e2e) & kind(test) & !binary(harness) & !binary(kubelet) & !binary(demo) & !binary(ipvs) & !binary(api) & !binary(identity)",
+    "package(e2e) & kind(test) & !binary(harness) & !binary(kubelet) & !binary(demo) & !binary(ipvs) & !binary(api) & !binary(identity) & !binary(/^controller/)",
 ];
 
 fn nextest(filter: &[String], mode: Option<&str>) -> Result<()> {
