@@ -55,6 +55,10 @@ pub(super) fn programs(facts: &Facts) -> Finding {
 pub(super) fn maps(facts: &Facts) -> Finding {
     let mut check = Check::new("maps");
     let datapath = &facts.datapath;
+    if let Err(why) = &datapath.opened {
+        check.fail(why, SETUP);
+        return check.finish("");
+    }
     let (whose, has) = match is_compat(facts) {
         true => ("the table's", "the table has"),
         false => ("the programs'", "the programs have"),

@@ -52,9 +52,12 @@ impl DatapathFacts {
             .as_ref()
             .map_err(Clone::clone)
             .and_then(|plane| seen(plane.endpoints()));
+        let compat = matches!(&state.node, Ok(node) if node.mode == Mode::IptablesCompat);
         let programs = match plane {
             Ok(Plane::Ebpf(datapath)) => Some(Ok(datapath)),
             Ok(Plane::Compat(_)) => None,
+            // without its table a node of the other mode has no programs either
+            Err(_) if compat => None,
             Err(why) => Some(Err(why)),
         };
         // of the other mode's table the settings are compared with everything else in it
@@ -62,6 +65,7 @@ impl DatapathFacts {
             (Ok(Plane::Compat(_)), Ok(wanted)) => {
                 seen(Compat::check(wanted)).map(|()| wanted.clone())
             }
+            (Err(why), _) => Err(why.clone()),
             _ => of(programs, |d| seen(d.settings()), wanted.clone()),
         };
         Self {
