@@ -248,7 +248,7 @@ impl Catalogue {
                 Some(old) => old.since.clone(),
                 None => {
                     changed |= old.is_some_and(|old| old.outcome.is_valid()) || outcome.is_valid();
-                    self.from_before(&key, &outcome)
+                    self.published_before(&key, &outcome)
                 }
             };
             let entry = Entry {
@@ -292,7 +292,7 @@ impl Catalogue {
         }
     }
 
-    fn from_before(&self, key: &Key, outcome: &Outcome) -> Option<(u64, String)> {
+    fn published_before(&self, key: &Key, outcome: &Outcome) -> Option<(u64, String)> {
         let Outcome::Valid(compiled) = outcome else {
             return None;
         };

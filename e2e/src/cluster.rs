@@ -32,7 +32,7 @@ use control_plane::ControlPlane;
 /// The control plane's address, and the nodes' router.
 pub const ROUTER: &str = "10.231.0.1";
 /// The address of a node that joins an API server without a cluster.
-const NODE: &str = "10.231.0.11";
+pub const NODE: &str = "10.231.0.11";
 /// The Pod CIDR of the primary CNI.
 pub const POD_CIDR: &str = "10.244.0.0/16";
 /// Names that only the cluster's DNS server knows, all of them at [`ROUTER`].

@@ -113,9 +113,17 @@ impl Node {
     /// # Errors
     /// When it ends, or isn't ready within 20 seconds.
     pub fn start_proxy(&mut self) -> Result<()> {
-        self.proxy = Some(self.spawn_proxy()?);
         let had_pods = self.world.inside(cni::STATE_DIR).join("node.json").exists();
-        self.wait_for(if had_pods { "/readyz" } else { "/healthz" })
+        self.spawn_proxy_and_wait(if had_pods { "/readyz" } else { "/healthz" })
+    }
+
+    /// Starts the proxy and waits until `endpoint` says that all is well.
+    ///
+    /// # Errors
+    /// As [`Node::start_proxy`].
+    pub fn spawn_proxy_and_wait(&mut self, endpoint: &str) -> Result<()> {
+        self.proxy = Some(self.spawn_proxy()?);
+        self.wait_for(endpoint)
     }
 
     /// Waits until the proxy is ready: on a node without setup that is shortly after the first ADD.

@@ -311,7 +311,8 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
     let mut a = Controller::start(&server, &server.kubeconfig("admin"), 18080, &flags).unwrap();
     a.wait_until_ready().unwrap();
     eventually("a leads", LIMIT, || {
-        Ok(ensure!(a.metric("leader", &[])? == 1.0))
+        ensure!(a.metric("leader", &[])? == 1.0);
+        Ok(())
     })
     .unwrap();
     let mut b = Controller::start(&server, &server.kubeconfig("admin"), 18090, &flags).unwrap();
@@ -330,7 +331,8 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
             let before = map(&server)?;
             a.signal(Signal::SIGSTOP)?;
             eventually("b leads", LIMIT, || {
-                Ok(ensure!(b.metric("leader", &[])? == 1.0))
+                ensure!(b.metric("leader", &[])? == 1.0);
+                Ok(())
             })?;
             std::thread::sleep(Duration::from_secs(2));
             ensure!(b.writes()? == 0.0, "nothing changed, and it wrote");
@@ -350,7 +352,8 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
             ensure!(written != before);
             a.signal(Signal::SIGCONT)?;
             eventually("a knows that it leads no more", LIMIT, || {
-                Ok(ensure!(a.metric("leader", &[])? == 0.0))
+                ensure!(a.metric("leader", &[])? == 0.0);
+                Ok(())
             })?;
             std::thread::sleep(Duration::from_secs(2));
             ensure!(map(&server)? == written, "the stale leader wrote");
@@ -364,11 +367,12 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
             ensure!(a.is_running() && b.is_running());
             // the new process knows no events of before, so watches that go on from there have expired
             eventually("their watches had expired", LIMIT, || {
-                Ok(ensure!(
+                ensure!(
                     a.log().contains("Expired") || a.log().contains("too old"),
                     "{}",
                     a.log()
-                ))
+                );
+                Ok(())
             })?;
             server
                 .kubectl()
@@ -417,7 +421,8 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
         };
         ensure!(leader.stop(Signal::SIGTERM)? == 0);
         eventually("it does", Duration::from_secs(5), || {
-            Ok(ensure!(other.metric("leader", &[])? == 1.0))
+            ensure!(other.metric("leader", &[])? == 1.0);
+            Ok(())
         })?;
         server
             .kubectl()

@@ -502,10 +502,23 @@ pub(crate) fn add_addresses(place: &Place, addresses: &[String]) -> Result<()> {
 /// When it refuses.
 pub fn announce(server: &ApiServer, proxies: impl IntoIterator<Item = u16>) -> Result<()> {
     let proxies: Vec<u16> = proxies.into_iter().collect();
-    let items: Vec<Value> = proxies.iter().map(|n| pod(*n)).collect();
+    let items: Vec<Value> = proxies
+        .iter()
+        .map(|n| pod(&pod_name(*n), &format!("node-{n}")))
+        .collect();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
     server.kubectl().apply(&list.to_string())?;
     set_ready(server, proxies, true)
+}
+
+/// Tells the API server of the pod of one more proxy: on `node`, with this address, ready.
+///
+/// # Errors
+/// When it refuses.
+pub fn announce_on(server: &ApiServer, node: &str, address: &str) -> Result<()> {
+    let name = format!("zeroproxy-on-{node}");
+    server.kubectl().apply(&pod(&name, node).to_string())?;
+    say_ready(server, [(name, address.to_owned())], true)
 }
 
 /// Says of pods that they are ready, or not.
@@ -517,6 +530,15 @@ pub fn set_ready(
     proxies: impl IntoIterator<Item = u16>,
     ready: bool,
 ) -> Result<()> {
+    let pods = proxies.into_iter().map(|n| (pod_name(n), address(n)));
+    say_ready(server, pods, ready)
+}
+
+fn say_ready(
+    server: &ApiServer,
+    pods: impl IntoIterator<Item = (String, String)>,
+    ready: bool,
+) -> Result<()> {
     let base = format!(
         "https://{}:6443/api/v1/namespaces/{SYSTEM}/pods",
         super::ROUTER
@@ -525,16 +547,16 @@ pub fn set_ready(
     let pki = pki.parent().context("no folder")?.display();
     let certificates =
         format!("cacert = {pki}/ca.crt\ncert = {pki}/admin.crt\nkey = {pki}/admin.key\n");
-    let calls: Vec<String> = proxies
+    let calls: Vec<String> = pods
         .into_iter()
-        .map(|n| {
+        .map(|(name, address)| {
             let status = json!({"status": {
-                "phase": "Running", "podIP": address(n), "podIPs": [{"ip": address(n)}],
+                "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
                 "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
             }});
             let data = status.to_string().replace('"', "\\\"");
             format!(
-                "url = {base}/zeroproxy-{n}/status\n{certificates}request = PATCH\nheader = \"Content-Type: application/merge-patch+json\"\n\
+                "url = {base}/{name}/status\n{certificates}request = PATCH\nheader = \"Content-Type: application/merge-patch+json\"\n\
                  data = \"{data}\"\noutput = /dev/null\nfail\nsilent\nshow-error\n"
             )
         })
@@ -548,15 +570,19 @@ pub fn set_ready(
     Ok(())
 }
 
-fn pod(n: u16) -> Value {
+fn pod_name(n: u16) -> String {
+    format!("zeroproxy-{n}")
+}
+
+fn pod(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": format!("zeroproxy-{n}"), "namespace": SYSTEM,
+            "name": name, "namespace": SYSTEM,
             "labels": {"app.kubernetes.io/component": "zeroproxy"},
         },
         "spec": {
-            "nodeName": format!("node-{n}"), "automountServiceAccountToken": false,
+            "nodeName": node, "automountServiceAccountToken": false,
             "containers": [{"name": "zeroproxy", "image": "none.example.com/none:1"}],
         },
     })
