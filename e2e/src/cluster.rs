@@ -23,6 +23,7 @@ pub mod control;
 mod control_plane;
 mod kubectl;
 mod member;
+pub mod rights;
 
 pub use kubectl::{Kubectl, eventually};
 pub use member::{Member, ProxyMode};

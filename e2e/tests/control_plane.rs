@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::addresses::address_of;
 use e2e::cluster::control::{
-    ADMIN_PORT, Controller, Projection, RELOAD_TOKEN, SYSTEM, announce_on, prepare,
+    ADMIN_PORT, Controller, Projection, RELOAD_TOKEN, SYSTEM, announce_on, prepare, service_account,
 };
-use e2e::cluster::{ApiServer, NODE, eventually};
+use e2e::cluster::{ApiServer, NODE, eventually, rights};
 use e2e::machine::can_run;
 use e2e::node::FILES;
 use e2e::patience::patience;
@@ -27,6 +27,12 @@ use serde_json::{Value, json};
 mod support;
 use support::status;
 
+/// What ZeroProxy may do in the cluster.
+const RULES: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../chart/files/zeroproxy-rbac.yaml"
+);
+const USER: &str = "system:serviceaccount:tke-agent-network-real:zeroproxy";
 const UPLINK: &str = "cluster0";
 const DOCS: &str = "http://docs.example.com/";
 const ECHO: &str = "http://echo.example.com/";
@@ -51,7 +57,9 @@ impl Site {
         prepare(&server)?;
         let projection = Projection::start(&server)?;
         let mut node = Node::start("control-plane")?;
-        let kubeconfig = server.join(node.world(), UPLINK)?;
+        server.join(node.world(), UPLINK)?;
+        server.kubectl().run(&["apply", "-f", RULES])?.success()?;
+        let kubeconfig = service_account(&server, "zeroproxy")?;
         std::fs::create_dir_all(node.file("policy"))?;
         projection.add(&node.file("policy"));
         node.write("reload-token", RELOAD_TOKEN.as_bytes())?;
@@ -239,6 +247,10 @@ fn controller_decides_what_pods_reach_and_no_fault_of_it_opens_anything() {
     steps.step("while no ConfigMap is projected everything stays", || {
         unprojected(&mut site)
     });
+    steps.step(
+        "the proxy was forbidden nothing, and used every right that it has",
+        || rights::assert_used(&site.server, RULES, USER),
+    );
     steps.finish().unwrap();
     assert!(site.node.leaked_secrets().unwrap().is_empty());
 }

@@ -12,13 +12,12 @@
     reason = "json! in a call reads better without an ampersand"
 )]
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::cluster::control::simulated::{Manner, Simulated};
 use e2e::cluster::control::{Controller, Projection, SYSTEM, announce, prepare, service_account};
-use e2e::cluster::{ApiServer, eventually};
+use e2e::cluster::{ApiServer, eventually, rights};
 use e2e::machine::can_run;
 use e2e::steps::Steps;
 use nix::sys::signal::Signal;
@@ -30,33 +29,6 @@ const RULES: &str = concat!(
 );
 const USER: &str = "system:serviceaccount:tke-agent-network-real:agent-network-controller";
 const LIMIT: Duration = Duration::from_secs(40);
-
-/// One thing that somebody may do, or did.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Use {
-    namespace: String,
-    group: String,
-    resource: String,
-    verb: String,
-    name: String,
-}
-
-/// A rule's right: to one of these names, or to any.
-#[derive(Debug)]
-struct Right {
-    what: Use,
-    names: BTreeSet<String>,
-}
-
-impl Right {
-    fn covers(&self, done: &Use) -> bool {
-        let what = &self.what;
-        (what.namespace.is_empty() || what.namespace == done.namespace)
-            && (&what.group, &what.resource, &what.verb)
-                == (&done.group, &done.resource, &done.verb)
-            && (self.names.is_empty() || self.names.contains(&done.name))
-    }
-}
 
 #[test]
 fn controller_has_the_rights_that_it_uses_and_no_others() {
@@ -76,7 +48,7 @@ fn controller_has_the_rights_that_it_uses_and_no_others() {
     let _simulated = Simulated::start(&server, &projection, &[(1, Manner::Prompt)]).unwrap();
     announce(&server, 1..=1).unwrap();
     let flags = ["--service-cidrs", "10.96.0.0/12"];
-    let account = service_account(&server).unwrap();
+    let account = service_account(&server, "agent-network-controller").unwrap();
     let mut controller = Controller::start(&server, &account, 18080, &flags).unwrap();
     controller.wait_until_ready().unwrap();
     steps.step("it does all that it can do", || everything(&server));
@@ -88,7 +60,7 @@ fn controller_has_the_rights_that_it_uses_and_no_others() {
         },
     );
     steps.step("nothing was forbidden, and every right was used", || {
-        compare(&server)
+        rights::assert_used(&server, RULES, USER)
     });
     steps.finish().unwrap();
 }
@@ -205,7 +177,12 @@ fn another_namespace(server: &ApiServer) -> Result<()> {
         ])?
         .success()?;
     let flags = ["--watch-namespaces", "team-a"];
-    let mut controller = Controller::start(server, &service_account(server)?, 18090, &flags)?;
+    let mut controller = Controller::start(
+        server,
+        &service_account(server, "agent-network-controller")?,
+        18090,
+        &flags,
+    )?;
     controller.wait_until_ready()?;
     kubectl.apply(&policy("team-a", "own", 1, "a").to_string())?;
     kubectl.apply(&policy("default", "unwatched", 1, "a").to_string())?;
@@ -227,110 +204,4 @@ fn another_namespace(server: &ApiServer) -> Result<()> {
     ensure!(unwatched["status"].is_null());
     ensure!(controller.stop(Signal::SIGTERM)? == 0);
     Ok(())
-}
-
-fn compare(server: &ApiServer) -> Result<()> {
-    let (done, forbidden) = done(server)?;
-    ensure!(forbidden.is_empty(), "forbidden: {forbidden:#?}");
-    let rights = rights(server)?;
-    ensure!(
-        !rights
-            .iter()
-            .any(|right| right.what.resource.contains("secret") || right.what.verb == "*"),
-        "{rights:#?}"
-    );
-    let unused: Vec<&Right> = rights
-        .iter()
-        .filter(|right| !done.iter().any(|done| right.covers(done)))
-        .collect();
-    ensure!(unused.is_empty(), "granted and never used: {unused:#?}");
-    Ok(())
-}
-
-/// What the controller did, and what of it was forbidden.
-fn done(server: &ApiServer) -> Result<(BTreeSet<Use>, Vec<Use>)> {
-    let log = std::fs::read_to_string(server.audit_log())?;
-    let mut done = BTreeSet::new();
-    let mut forbidden = Vec::new();
-    for line in log.lines() {
-        let event: Value = serde_json::from_str(line).context("the audit log")?;
-        if event["user"]["username"] != USER || event["objectRef"].is_null() {
-            continue;
-        }
-        let text = |key: &str| {
-            event["objectRef"][key]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let resource = match text("subresource") {
-            sub if sub.is_empty() => text("resource"),
-            sub => format!("{}/{sub}", text("resource")),
-        };
-        let one = Use {
-            namespace: text("namespace"),
-            group: text("apiGroup"),
-            resource,
-            verb: event["verb"].as_str().unwrap_or_default().to_owned(),
-            name: text("name"),
-        };
-        if event["annotations"]["authorization.k8s.io/decision"] == "forbid"
-            || event["responseStatus"]["code"] == 403
-        {
-            forbidden.push(one.clone());
-        }
-        // an apply that makes an object is also held against `create`
-        if one.verb == "patch" && event["responseStatus"]["code"] == 201 {
-            done.insert(Use {
-                verb: "create".to_owned(),
-                ..one.clone()
-            });
-        }
-        done.insert(one);
-    }
-    ensure!(!done.is_empty(), "{USER} did nothing");
-    Ok((done, forbidden))
-}
-
-/// The rights of the file, as bound by it.
-fn rights(server: &ApiServer) -> Result<Vec<Right>> {
-    let line = ["create", "--dry-run=client", "-o", "json", "-f", RULES];
-    let printed = server.kubectl().run(&line)?.success()?.stdout;
-    let mut objects = Vec::new();
-    for value in serde_json::Deserializer::from_str(&printed).into_iter::<Value>() {
-        let value = value?;
-        match value["items"].as_array() {
-            Some(items) => objects.extend(items.clone()),
-            None => objects.push(value),
-        }
-    }
-    let strings = |value: &Value| -> Vec<String> {
-        let list = value.as_array().into_iter().flatten();
-        list.filter_map(|v| v.as_str().map(str::to_owned)).collect()
-    };
-    let mut rights = Vec::new();
-    for object in objects.iter().filter(|o| o["rules"].is_array()) {
-        // a ClusterRole's rights are used wherever it is bound
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
-        for rule in object["rules"].as_array().into_iter().flatten() {
-            for group in strings(&rule["apiGroups"]) {
-                for resource in strings(&rule["resources"]) {
-                    for verb in strings(&rule["verbs"]) {
-                        rights.push(Right {
-                            what: Use {
-                                namespace: namespace.to_owned(),
-                                group: group.clone(),
-                                resource: resource.clone(),
-                                verb,
-                                name: String::new(),
-                            },
-                            names: strings(&rule["resourceNames"]).into_iter().collect(),
-                        });
-                    }
-                }
-            }
-        }
-    }
-    ensure!(rights.len() > 10, "{printed}");
-    Ok(rights)
 }

@@ -59,24 +59,17 @@ pub fn prepare(server: &ApiServer) -> Result<()> {
     Ok(())
 }
 
-/// A kubeconfig of the controller's service account, which `chart/files/controller-rbac.yaml` makes.
+/// A kubeconfig of a service account of the system namespace, which a file in `chart/files/` makes.
 ///
 /// # Errors
 /// When the account isn't there.
-pub fn service_account(server: &ApiServer) -> Result<PathBuf> {
-    let line = [
-        "-n",
-        SYSTEM,
-        "create",
-        "token",
-        "agent-network-controller",
-        "--duration=2h",
-    ];
+pub fn service_account(server: &ApiServer, name: &str) -> Result<PathBuf> {
+    let line = ["-n", SYSTEM, "create", "token", name, "--duration=2h"];
     let token = server.kubectl().run(&line)?.success()?.stdout;
     let admin = fs::read_to_string(server.kubeconfig("admin"))?;
     let kept: Vec<&str> = admin.lines().filter(|l| !l.starts_with("users:")).collect();
     let users = format!("users: [{{name: u, user: {{token: {}}}}}]", token.trim());
-    let file = server.dir().join("agent-controller.kubeconfig");
+    let file = server.dir().join(format!("{name}.kubeconfig"));
     fs::write(&file, format!("{}\n{users}\n", kept.join("\n")))?;
     Ok(file)
 }
