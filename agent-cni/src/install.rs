@@ -8,12 +8,14 @@ pub(crate) mod pods;
 mod preflight;
 mod primary;
 mod report;
+mod settings;
 mod stage;
 mod watch;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
-use agent_datapath::footprint::Places;
+use agent_core::node_settings::TakenSettings;
+use agent_datapath::footprint::{Places, VERSION_RECORD};
 use anyhow::Context;
 
 pub(crate) use self::options::{InstallOptions, PlaceOptions};
@@ -21,6 +23,7 @@ use self::{
     pass::Installer,
     preflight::Facts,
     report::{Found, HEARTBEAT_SECONDS, Problem, Status},
+    settings::Follow,
     watch::{Wake, Watch},
 };
 use crate::{
@@ -48,20 +51,16 @@ pub(crate) fn run(options: &InstallOptions) -> anyhow::Result<u8> {
         "--host-root {} is no directory; mount the host's root there",
         host.display()
     );
-    // which capabilities it names has no part in what is done here
-    let text = options.conf_text(&BTreeSet::new());
-    let conf = netconf::parse(text.as_bytes())?.seen_below(&options.places.host_root);
+    let settings = Follow::new(options, &places.state_dir);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let installer = Installer::new(
-            places.clone(),
-            conf.clone(),
-            options.clone(),
-            &pass::own_program(),
-        )?;
-        let work = Work::start(places, conf, installer)?;
+        let goal = match settings {
+            Some(_) => None,
+            None => Some(Goal::new(&places, options.clone())?),
+        };
+        let work = Work::start(places, goal, settings)?;
         match options.once {
             true => work.once().await,
             false => work.keep().await,
@@ -91,11 +90,38 @@ fn ready(places: &Places) -> anyhow::Result<u8> {
     }
 }
 
+/// What the node is to be.
+struct Goal {
+    options: InstallOptions,
+    conf: NetConf,
+    installer: Installer,
+}
+
+impl Goal {
+    /// What these options say.
+    fn new(places: &Places, options: InstallOptions) -> anyhow::Result<Self> {
+        // which capabilities it names has no part in what is done here
+        let text = options.conf_text(&BTreeSet::new());
+        let conf = netconf::parse(text.as_bytes())?.seen_below(&options.places.host_root);
+        Ok(Self {
+            installer: Installer::new(
+                places.clone(),
+                conf.clone(),
+                options.clone(),
+                &pass::own_program(),
+            )?,
+            options,
+            conf,
+        })
+    }
+}
+
 /// An installer at work.
 struct Work {
     places: Places,
-    conf: NetConf,
-    installer: Installer,
+    /// Absent while the node's class is waited for.
+    goal: Option<Goal>,
+    settings: Option<Follow>,
     claim: Option<Claim>,
     status: Status,
     /// Whether a pass of this process found everything right: what differs from then on was broken by somebody.
@@ -108,7 +134,7 @@ struct Work {
 
 impl Work {
     /// Takes the say over the node.
-    fn start(places: Places, conf: NetConf, installer: Installer) -> anyhow::Result<Self> {
+    fn start(places: Places, goal: Option<Goal>, settings: Option<Follow>) -> anyhow::Result<Self> {
         let before = report::read(&places.state_dir).unwrap_or_default();
         if let Some(from) = before
             .as_ref()
@@ -123,8 +149,8 @@ impl Work {
         }
         let mut work = Self {
             places,
-            conf,
-            installer,
+            goal,
+            settings,
             claim: None,
             status: report::begin(before),
             settled: false,
@@ -158,13 +184,12 @@ impl Work {
     }
 
     async fn keep(mut self) -> anyhow::Result<u8> {
-        let mut watch = Watch::new(vec![
-            self.places.conf_dir.clone(),
-            self.places.bin_dir.clone(),
-        ])?;
+        let mut directories = vec![self.places.conf_dir.clone(), self.places.bin_dir.clone()];
+        directories.extend(self.settings.as_ref().map(Follow::directory));
+        let mut watch = Watch::new(directories)?;
         loop {
             self.pass().await;
-            if watch.next(self.installer.every()).await == Wake::End {
+            if watch.next(self.every()).await == Wake::End {
                 break;
             }
         }
@@ -227,22 +252,70 @@ impl Work {
         self.fail(&format!("{what} ({})", to.since), remedy);
     }
 
+    fn every(&self) -> Duration {
+        let goal = self.goal.as_ref();
+        goal.map_or(Duration::from_secs(1), |goal| goal.installer.every())
+    }
+
+    /// Makes what the node's class says now the goal. Answers what is remembered of it, and what should be known.
+    fn follow(&mut self) -> Result<(Option<TakenSettings>, Vec<String>), Problem> {
+        let Some(settings) = &self.settings else {
+            return Ok((None, Vec::new()));
+        };
+        let wanted = settings.look(is_installed(&self.places))?;
+        let same = |goal: &Goal| goal.options == wanted.options;
+        if !self.goal.as_ref().is_some_and(same) {
+            let goal = Goal::new(&self.places, wanted.options)
+                .map_err(|error| Problem::new(format!("{error:#}"), "mend the node's class"))?;
+            if self.goal.replace(goal).is_some() {
+                tracing::info!("the node's settings are others now");
+            }
+            // what differs from here on is what the class changed
+            self.settled = false;
+        }
+        Ok((wanted.taken, wanted.notes))
+    }
+
     /// A pass; answers who took the say over the node meanwhile.
     async fn work(&mut self, say: &Say) -> Option<Owner> {
-        let facts = preflight::look(&self.places, &self.conf).await;
-        let problems = preflight::problems(&facts, &self.conf);
-        if !problems.is_empty() && !self.installer.is_installed() {
+        let (taken, notes, trouble) = match self.follow() {
+            Ok((taken, notes)) => (taken, notes, None),
+            Err(problem) => (None, Vec::new(), Some(problem)),
+        };
+        let Some(goal) = &mut self.goal else {
+            self.status.ready = false;
+            self.status.problems = trouble.into_iter().collect();
+            return None;
+        };
+        let facts = preflight::look(&self.places, &goal.conf).await;
+        let mut problems = preflight::problems(&facts, &goal.conf);
+        problems.extend(trouble);
+        if !problems.is_empty() && !goal.installer.is_installed() {
             // nothing of a node is touched that cannot be taken over
             self.status.problems = problems;
             self.status.ready = false;
             return None;
         }
         self.stood_down = false;
-        let outcome = self.installer.pass(say).await;
+        let wanted = goal.conf.fail_open;
+        let away = wanted && crate::node::proxy_is_away(&goal.conf);
+        if self.status.fail_open.see(wanted, away) {
+            settings::tell_open(away);
+            if !away {
+                settings::forget_open(&self.places);
+            }
+            // the rules that follow from it are no repair
+            self.settled = false;
+        }
+        let outcome = goal.installer.pass(say).await;
         self.tell(&outcome.found);
+        if outcome.lost.is_none() {
+            problems.extend(taken.and_then(|taken| settings::remember(&self.places, &taken).err()));
+        }
         self.status.problems = problems;
         self.status.problems.extend(outcome.problems);
-        self.status.notes = outcome.notes;
+        self.status.notes = notes;
+        self.status.notes.extend(outcome.notes);
         self.status.notes.extend(note(&facts));
         self.status.ready = self.status.problems.is_empty();
         self.settled |= self.status.ready && outcome.lost.is_none();
@@ -315,6 +388,11 @@ impl Work {
             claim.end(&self.places);
         }
     }
+}
+
+/// Whether an earlier pass, of whatever process, came as far as the configuration.
+fn is_installed(places: &Places) -> bool {
+    places.state_dir.join(VERSION_RECORD).exists()
 }
 
 fn note(facts: &Facts) -> Option<String> {

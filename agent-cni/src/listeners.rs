@@ -49,6 +49,15 @@ pub(crate) fn look() -> io::Result<Vec<Listener>> {
     Ok(found)
 }
 
+/// Whether anybody listens on the TCP port, at whatever address.
+///
+/// # Errors
+/// The kernel's list cannot be read.
+pub(crate) fn is_there(port: u16) -> io::Result<bool> {
+    let text = fs::read_to_string("/proc/thread-self/net/tcp")?;
+    Ok(parse(&text, "tcp").iter().any(|one| one.port == port))
+}
+
 /// The lines of `/proc/net/tcp` and its relatives.
 fn parse(text: &str, protocol: &'static str) -> Vec<Listener> {
     const LISTEN: &str = "0A";

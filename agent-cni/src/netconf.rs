@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use agent_core::policy::LabelSelector;
+use agent_core::{node_settings::FailMode, policy::LabelSelector};
 use agent_datapath::{
     network::ProxyPorts,
     probe::{Requested, UnknownMode},
@@ -55,6 +55,10 @@ pub(crate) struct NetConf {
     pub(crate) ports: ProxyPorts,
     /// How traffic is redirected.
     pub(crate) mode: Requested,
+    /// Whether pods go out without the proxy while none listens.
+    pub(crate) fail_open: bool,
+    /// Ranges that stay closed whatever is open.
+    pub(crate) sensitive_cidrs: Vec<Ipv4Net>,
     /// Which pods are ours; all of them when absent.
     pub(crate) selective: Option<Selective>,
     /// The network of the pods that are not.
@@ -139,7 +143,7 @@ pub(crate) enum ConfError {
 }
 
 /// Ours, as they are spelt.
-const OUR_KEYS: [&str; 12] = [
+const OUR_KEYS: [&str; 14] = [
     "nodeName",
     "fakeIPCIDR",
     "serviceCIDRs",
@@ -149,6 +153,8 @@ const OUR_KEYS: [&str; 12] = [
     "coolDownSeconds",
     "proxy",
     "mode",
+    "failMode",
+    "sensitiveCIDRs",
     "workloadSelector",
     "workloadsFile",
     "primary",
@@ -188,6 +194,9 @@ struct Raw {
     cool_down_seconds: Option<u64>,
     proxy: Option<RawProxy>,
     mode: Option<String>,
+    fail_mode: Option<FailMode>,
+    #[serde(rename = "sensitiveCIDRs")]
+    sensitive_cidrs: Option<Vec<String>>,
     ip_masq: Option<bool>,
     ipam: Option<Map<String, Value>>,
     workload_selector: Option<LabelSelector>,
@@ -236,6 +245,8 @@ impl NetConf {
             cool_down_seconds: agent_core::ipam::DEFAULT_COOLDOWN_SECS,
             ports: ProxyPorts::default(),
             mode: Requested::Auto,
+            fail_open: false,
+            sensitive_cidrs: Vec::new(),
             selective: None,
             primary: Primary::default(),
             runtime_config: Map::new(),
@@ -272,12 +283,7 @@ pub(crate) fn parse(stdin: &[u8]) -> Result<NetConf, ConfError> {
         name: raw.name.unwrap_or_default(),
         node_name: raw.node_name.filter(|name| !name.is_empty()),
         fake_ip_cidr: raw.fake_ip_cidr.as_deref().map(pool).transpose()?,
-        service_cidrs: raw
-            .service_cidrs
-            .unwrap_or_default()
-            .iter()
-            .map(|text| network("serviceCIDRs", text))
-            .collect::<Result<_, _>>()?,
+        service_cidrs: networks("serviceCIDRs", raw.service_cidrs)?,
         mtu: raw.mtu.map(mtu).transpose()?,
         state_dir: directory("stateDir", raw.state_dir, DEFAULT_STATE_DIR)?,
         pin_dir: directory("pinDir", raw.pin_dir, DEFAULT_PIN_DIR)?,
@@ -287,6 +293,8 @@ pub(crate) fn parse(stdin: &[u8]) -> Result<NetConf, ConfError> {
             .unwrap_or(agent_core::ipam::DEFAULT_COOLDOWN_SECS),
         ports: ports(raw.proxy.as_ref()),
         mode: mode(raw.mode.as_deref())?,
+        fail_open: raw.fail_mode == Some(FailMode::Open),
+        sensitive_cidrs: networks("sensitiveCIDRs", raw.sensitive_cidrs)?,
         selective: selective::selective(raw.workload_selector, raw.workloads_file)?,
         primary: selective::primary(raw.primary)?,
         runtime_config: raw.runtime_config.unwrap_or_default(),
@@ -360,6 +368,11 @@ fn directory(key: &str, value: Option<PathBuf>, default: &str) -> Result<PathBuf
             path.display()
         ))),
     }
+}
+
+fn networks(key: &str, texts: Option<Vec<String>>) -> Result<Vec<Ipv4Net>, ConfError> {
+    let texts = texts.unwrap_or_default();
+    texts.iter().map(|text| network(key, text)).collect()
 }
 
 fn network(key: &str, text: &str) -> Result<Ipv4Net, ConfError> {

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use agent_core::{
-    attachment::Attachment,
+    attachment::{Attachment, Mode},
     node::{NodeState, ROUTE_TABLE, RULE_PREFERENCE},
 };
 use agent_datapath::{
     bridge::Bridge,
     load::{DatapathConfig, Marks},
-    network::{self, MaskedMark, NodeNetwork},
+    network::{self, MaskedMark, NodeNetwork, WithoutProxy},
     pins::Pins,
     plane::Plane,
     probe::{ChooseError, Reason, Report},
@@ -22,6 +22,7 @@ use crate::{
     choice::{self, ChoiceError},
     clock,
     error::{CniError, Code},
+    listeners,
     lock::LockFile,
     mode::{self, Care, Decided},
     netconf::NetConf,
@@ -208,8 +209,26 @@ pub(crate) fn network(
         ports: conf.ports,
         route_table: ROUTE_TABLE,
         rule_pref: RULE_PREFERENCE,
+        without_proxy: without_proxy(conf, state.mode),
+        sensitive: conf.sensitive_cidrs.clone(),
         sysctl_record: dir.sysctl_record(),
     })
+}
+
+/// What becomes of pods' traffic while the proxy is away, and whether it is. A list that can't be read shows nobody away.
+fn without_proxy(conf: &NetConf, mode: Mode) -> WithoutProxy {
+    match conf.fail_open {
+        false => WithoutProxy::Dropped,
+        true => WithoutProxy::Out {
+            // the other mode asks for each packet
+            away: mode == Mode::IptablesCompat && proxy_is_away(conf),
+        },
+    }
+}
+
+/// Whether nobody listens on the proxy's port.
+pub(crate) fn proxy_is_away(conf: &NetConf) -> bool {
+    matches!(listeners::is_there(conf.ports.proxy), Ok(false))
 }
 
 /// What the programs are told about the node.
@@ -225,6 +244,7 @@ pub(crate) fn datapath_config(state: &NodeState) -> DatapathConfig {
             service: state.marks.service,
             service_mask: state.marks.service_mask,
         },
+        // with it a connection would look for a server of the node's own; `without_proxy` is what a class means
         fail_open: false,
         events_per_second: EVENTS_PER_SECOND,
     }
@@ -243,7 +263,8 @@ pub(crate) fn datapath_error(action: &str, error: &dyn std::error::Error) -> Cni
     CniError::caused(Code::Datapath, format!("cannot {action}"), error)
 }
 
-fn host_name() -> String {
+/// The host's name; empty when the kernel tells none.
+pub(crate) fn host_name() -> String {
     std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"))
         .map(|text| text.trim().to_owned())
         .unwrap_or_default()

@@ -3,6 +3,7 @@
 //! ```text
 //! node.json                     the node's choices
 //! version, install.json         what is installed, and what the installer says of itself
+//! settings                      what the node has taken over of its class; the installer's
 //! <containerid>_<ifname>.json   one per attachment; complete, or not there
 //! delegated/<containerid>_<ifname>.json  pods that the primary network has; `delegate`'s
 //! pending/<containerid>_<ifname>  lock of a running verb on that attachment; an ADD's holds its reservation

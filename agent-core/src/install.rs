@@ -116,6 +116,27 @@ impl Problem {
     }
 }
 
+/// Whether pods go out past a proxy that is away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailOpen {
+    /// Whether the node's class says so (`failMode: Open`).
+    pub wanted: bool,
+    /// Whether they do now.
+    pub now: bool,
+    /// How often they began to, since the node was installed.
+    pub times: u64,
+}
+
+impl FailOpen {
+    /// Takes in what was seen; answers whether it is news.
+    pub fn see(&mut self, wanted: bool, away: bool) -> bool {
+        let before = std::mem::replace(&mut self.now, wanted && away);
+        self.wanted = wanted;
+        self.times += u64::from(self.now && !before);
+        self.now != before
+    }
+}
+
 /// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -132,6 +153,9 @@ pub struct Status {
     pub notes: Vec<String>,
     /// How much was found broken and mended, by kind, since the node was installed.
     pub repairs: BTreeMap<Kind, u64>,
+    /// What becomes of pods while no proxy listens.
+    #[serde(default)]
+    pub fail_open: FailOpen,
     /// Seconds since 1970 when this was written.
     pub heartbeat: u64,
 }
@@ -146,6 +170,10 @@ impl Status {
             ready: false,
             problems: Vec::new(),
             notes: Vec::new(),
+            fail_open: FailOpen {
+                times: before.as_ref().map_or(0, |status| status.fail_open.times),
+                ..FailOpen::default()
+            },
             repairs: before.map(|status| status.repairs).unwrap_or_default(),
             heartbeat: 0,
         }
@@ -190,6 +218,37 @@ mod tests {
                 serde_json::json!(kind.label())
             );
         }
+    }
+
+    #[test]
+    fn going_out_past_the_proxy_is_news_once_and_counted() {
+        let mut open = FailOpen::default();
+        let seen = [
+            (false, true),
+            (true, false),
+            (true, true),
+            (true, true),
+            (true, false),
+            (true, true),
+            (false, true),
+        ];
+        let news = seen.map(|(wanted, away)| open.see(wanted, away));
+        assert_eq!(news, [false, false, true, false, true, true, true]);
+        assert_eq!((open.now, open.times), (false, 2));
+        let mut status = Status::new("1", None);
+        status.fail_open = FailOpen {
+            wanted: true,
+            now: true,
+            times: 2,
+        };
+        let next = Status::new("2", Some(status)).fail_open;
+        assert_eq!(
+            next,
+            FailOpen {
+                times: 2,
+                ..FailOpen::default()
+            }
+        );
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! What nodes have in common stands once, with their class; a node has its name, its class and its range. So the file of
 //! ten thousand nodes fits in a ConfigMap.
 
+mod taken;
+
 use std::collections::BTreeMap;
 
 use ipnet::Ipv4Net;
@@ -12,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::cidr::IpCidr;
 use crate::policy::selector::LabelSelector;
+
+pub use taken::TakenSettings;
 
 /// The only schema version that this build writes and reads.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -54,6 +54,23 @@ impl Default for ProxyPorts {
     }
 }
 
+/// What becomes of pods' traffic while no proxy listens.
+///
+/// What is let out then gets the Service's mark: it goes the way past the proxy that is there, with what is closed on it
+/// (sensitive ranges, the node itself, other pods).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WithoutProxy {
+    /// It is dropped.
+    #[default]
+    Dropped,
+    /// It goes out. In the ebpf mode the kernel asks for each packet whether the dispatch program has a listener for it; in
+    /// the iptables-compat mode, where nothing in the kernel knows, `away` is what was seen last.
+    Out {
+        /// Whether nobody listens on the proxy's port.
+        away: bool,
+    },
+}
+
 /// All that the node's network needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNetwork {
@@ -71,6 +88,10 @@ pub struct NodeNetwork {
     pub service_cidrs: Vec<Ipv4Net>,
     /// Where the proxy listens.
     pub ports: ProxyPorts,
+    /// What becomes of pods' traffic while no proxy listens.
+    pub without_proxy: WithoutProxy,
+    /// Ranges that stay closed to pods, besides the built-in ones.
+    pub sensitive: Vec<Ipv4Net>,
     /// The routing table that makes the proxy's packets local.
     pub route_table: u32,
     /// The preference of the rule that leads there.

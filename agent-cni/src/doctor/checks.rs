@@ -12,7 +12,7 @@ mod pods;
 mod tests;
 
 /// Every check, in the order in which they are told: what others build on comes first.
-const ALL: [fn(&Facts) -> Finding; 33] = [
+const ALL: [fn(&Facts) -> Finding; 34] = [
     machine::kernel,
     machine::btf,
     machine::bpffs,
@@ -42,6 +42,7 @@ const ALL: [fn(&Facts) -> Finding; 33] = [
     datapath::socket_lb,
     pods::namespaces,
     pods::pods,
+    node::class,
     node::leftovers,
     node::ports,
     node::kube_proxy,

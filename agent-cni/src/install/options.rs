@@ -8,6 +8,7 @@ use std::{
 
 use agent_datapath::{
     footprint::{CONF_VERSION_KEY, Places},
+    network::ProxyPorts,
     probe::Requested,
 };
 use clap::Args;
@@ -22,7 +23,7 @@ const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
 const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
 /// Where things lie on the host; `install` and `rollback` must be told the same.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct PlaceOptions {
     /// Below which the host's files are: /host in a container that mounts them there.
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -42,11 +43,11 @@ pub(crate) struct PlaceOptions {
 }
 
 /// What `agent-cni install` is told.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Args)]
 pub(crate) struct InstallOptions {
     #[command(flatten)]
     pub(crate) places: PlaceOptions,
-    /// Destinations that kube-proxy serves, such as 10.96.0.0/12 (required, but for --ready).
+    /// Destinations that kube-proxy serves, such as 10.96.0.0/12 (required, but for --ready and with --node-settings).
     ///
     /// Find yours: kubectl cluster-info dump | grep -m1 service-cluster-ip-range
     #[arg(
@@ -54,7 +55,7 @@ pub(crate) struct InstallOptions {
         value_name = "CIDR,…",
         value_delimiter = ',',
         value_parser = ipv4_net,
-        required_unless_present = "ready"
+        required_unless_present_any = ["ready", "node_settings"]
     )]
     pub(crate) service_cidrs: Vec<Ipv4Net>,
     /// The pods' addresses, /8 to /30 (default: a /24 of 169.254.0.0/16, by the node's name).
@@ -63,7 +64,13 @@ pub(crate) struct InstallOptions {
     /// How traffic is redirected: auto, ebpf or iptables-compat.
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub(crate) mode: Requested,
-    /// What the Fake IP CIDR is derived from (default: the host name).
+    /// The controller's nodes.json (ConfigMap agent-network-nodes), which says what this node is; it is followed.
+    ///
+    /// The node is the one of --node-name. What its class says counts before the flags; a node that is not installed waits
+    /// for it. Where the file is, as this process sees it.
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    pub(crate) node_settings: Option<PathBuf>,
+    /// What the Fake IP CIDR is derived from, and the node's name in --node-settings (default: the host name).
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node_name: Option<String>,
     /// Which pods get agent-cni's network, as a label selector in JSON; others get the primary network.
@@ -92,6 +99,15 @@ pub(crate) struct InstallOptions {
     /// Ask whether the installer that runs has the node ready: exit code 0 or 1. For a readiness probe.
     #[arg(long)]
     pub(crate) ready: bool,
+    /// The proxy's ports, by the class.
+    #[arg(skip)]
+    pub(crate) ports: Option<ProxyPorts>,
+    /// Whether pods go out without the proxy while it is away, by the class.
+    #[arg(skip)]
+    pub(crate) fail_open: bool,
+    /// Ranges that stay closed to pods, by the class.
+    #[arg(skip)]
+    pub(crate) sensitive_cidrs: Vec<Ipv4Net>,
 }
 
 impl PlaceOptions {
@@ -148,8 +164,19 @@ impl InstallOptions {
         if !primary.is_empty() {
             put("primary", Value::Object(primary));
         }
-        if let Some(file) = &self.workloads_file {
+        // with settings the flag is there for the selector that may come
+        let is_used = self.workload_selector.is_some() || self.node_settings.is_none();
+        if let Some(file) = self.workloads_file.as_ref().filter(|_| is_used) {
             put("workloadsFile", json!(file));
+        }
+        if let Some(ports) = self.ports.filter(|ports| *ports != ProxyPorts::default()) {
+            put("proxy", json!({"port": ports.proxy, "dnsPort": ports.dns}));
+        }
+        if self.fail_open {
+            put("failMode", json!("Open"));
+        }
+        if !self.sensitive_cidrs.is_empty() {
+            put("sensitiveCIDRs", json!(self.sensitive_cidrs));
         }
         if let Some(mtu) = self.mtu {
             put("mtu", json!(mtu));
@@ -210,22 +237,33 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod testing {
     use clap::Parser;
 
-    use super::*;
+    use super::InstallOptions;
 
-    #[derive(Parser)]
-    struct Cli {
+    #[derive(Debug, Parser)]
+    pub(super) struct Cli {
         #[command(flatten)]
-        options: InstallOptions,
+        pub(super) options: InstallOptions,
     }
 
-    fn options(arguments: &[&str]) -> InstallOptions {
+    /// What these arguments come to.
+    pub(in super::super) fn options(arguments: &[&str]) -> InstallOptions {
         Cli::try_parse_from([&["install"], arguments].concat())
             .unwrap()
             .options
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::{
+        testing::{Cli, options},
+        *,
+    };
 
     fn text(options: &InstallOptions) -> String {
         options.conf_text(&BTreeSet::new())
@@ -333,13 +371,17 @@ mod tests {
         // wherever the terminal's width breaks it
         let words: Vec<_> = help.split_whitespace().collect();
         let said = words.join(" ");
-        assert!(said.contains("(required, but for --ready)"), "{help}");
+        assert!(
+            said.contains("(required, but for --ready and with --node-settings)"),
+            "{help}"
+        );
     }
 
     #[test]
     fn service_cidrs_are_asked_for() {
         assert!(Cli::try_parse_from(["install"]).is_err());
         assert!(Cli::try_parse_from(["install", "--ready"]).is_ok());
+        assert!(Cli::try_parse_from(["install", "--node-settings=/f"]).is_ok());
         assert!(Cli::try_parse_from(["install", "--service-cidrs=x"]).is_err());
         assert!(Cli::try_parse_from(["install", "--ready", "--bin-dir=opt"]).is_err());
     }

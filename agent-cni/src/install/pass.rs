@@ -114,7 +114,7 @@ impl Installer {
 
     /// Whether an earlier pass, of whatever process, came as far as the configuration.
     pub(crate) fn is_installed(&self) -> bool {
-        self.places.state_dir.join(VERSION_RECORD).exists()
+        super::is_installed(&self.places)
     }
 
     /// How long nothing may go unseen.

@@ -17,5 +17,6 @@ mod locks;
 mod primary;
 mod repair;
 mod rollback;
+mod settings;
 mod upgrade;
 mod witness;

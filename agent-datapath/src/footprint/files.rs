@@ -17,13 +17,14 @@ const STATE_NAME: &str = "agent-cni";
 /// What a state directory has from its first moment to its last.
 const PENDING: &str = "pending";
 /// By any of these a state directory is known; older versions had some of them.
-const STATE_MARKS: [&str; 6] = [
+const STATE_MARKS: [&str; 7] = [
     PENDING,
     "node.json",
     "version",
     "install.json",
     "sysctls",
     "released",
+    "settings",
 ];
 /// The lock that every running installer shares; see `agent-cni`'s `claim`.
 const ALIVE: &str = "alive";

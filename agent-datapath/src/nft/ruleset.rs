@@ -8,7 +8,10 @@ use agent_core::policy::address::BUILT_IN_SENSITIVE;
 use ipnet::Ipv4Net;
 
 use super::value::{Base, Chain, ChainKind, Ct, Expr, Family, Hook, Load, Meta, Rule, Table};
-use crate::{link::HOST_VETH_PREFIX, network::NodeNetwork};
+use crate::{
+    link::HOST_VETH_PREFIX,
+    network::{NodeNetwork, WithoutProxy},
+};
 
 /// The table's name.
 pub const TABLE: &str = "agent_network";
@@ -120,6 +123,7 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
             ],
         ));
     }
+    rules.extend(without_proxy(node, parts));
     if parts.ebpf {
         rules.extend([UDP, TCP].map(|number| {
             rule(
@@ -169,6 +173,59 @@ fn prerouting(node: &NodeNetwork, parts: Parts) -> Chain {
         PRIORITY_RAW,
         rules,
     )
+}
+
+/// What is for the proxy goes the Services' way while no proxy is there, if that is wanted. Its listeners and connections
+/// are the only transparent sockets; the look-up asks the dispatch program, so it is right for every packet.
+fn without_proxy(node: &NodeNetwork, parts: Parts) -> Vec<Rule> {
+    let WithoutProxy::Out { away } = node.without_proxy else {
+        return Vec::new();
+    };
+    let mut rules = Vec::new();
+    if parts.ebpf {
+        rules.extend([UDP, TCP].map(|number| {
+            rule(
+                "DNS to an address of the node, while the proxy is there",
+                [
+                    dns_to_the_node(node, number),
+                    not_to_gateway(node),
+                    transparent_socket(),
+                    vec![Expr::Accept],
+                ],
+            )
+        }));
+        rules.push(rule(
+            "what the proxy has a socket for",
+            [
+                from_pods(node),
+                marked(node.proxy),
+                transparent_socket(),
+                vec![Expr::Notrack, Expr::Accept],
+            ],
+        ));
+    }
+    if away || parts.ebpf {
+        rules.push(rule(
+            "no proxy: out of the node past it",
+            [
+                from_pods(node),
+                marked(node.proxy),
+                not_within(Expr::DESTINATION_ADDRESS, node.bridge.address),
+                vec![
+                    Expr::COUNTER,
+                    Expr::Meta(Meta::Mark),
+                    Expr::MaskAndFlip(
+                        (!(node.proxy.mask | node.service.mask))
+                            .to_ne_bytes()
+                            .to_vec(),
+                        node.service.value.to_ne_bytes().to_vec(),
+                    ),
+                    Expr::SetMark,
+                ],
+            ],
+        ));
+    }
+    rules
 }
 
 /// The program can't tell an answer to the node from what follows on a connection that the pod opened to the gateway, and
@@ -237,10 +294,28 @@ fn past_ipvs(node: &NodeNetwork) -> Chain {
 }
 
 fn input(node: &NodeNetwork, parts: Parts) -> Chain {
-    let mut rules = vec![rule(
+    let mut rules = Vec::new();
+    if parts.compat && node.without_proxy == (WithoutProxy::Out { away: true }) {
+        // what is left of its connections has the other mark now
+        rules.extend([node.ports.proxy, node.ports.dns].map(|number| {
+            rule(
+                "connections of a proxy that ends",
+                [
+                    from_pods(node),
+                    to_gateway(node),
+                    protocol(TCP),
+                    port(number),
+                    known_connection(),
+                    translated(),
+                    vec![Expr::Accept],
+                ],
+            )
+        }));
+    }
+    rules.push(rule(
         "no service is a way to the node itself",
         [from_pods(node), marked(node.service), refuse()],
-    )];
+    ));
     if parts.ebpf {
         rules.push(rule(
             "to the proxy",
@@ -337,12 +412,18 @@ fn forward(node: &NodeNetwork) -> Chain {
         [from_pods(node), to_pods(node), refuse()],
     )];
     // whoever writes a service's endpoints chooses where kube-proxy sends its packets
-    rules.extend(sensitive().map(|range| {
+    rules.extend(sensitive(node).map(|range| {
         rule(
             "no service is a way to a sensitive range",
             [from_pods(node), to(range), refuse()],
         )
     }));
+    if node.without_proxy != WithoutProxy::Dropped {
+        rules.push(rule(
+            "what goes out for want of a proxy",
+            [from_pods(node), marked(node.service), vec![Expr::Accept]],
+        ));
+    }
     rules.extend([
         rule(
             "what kube-proxy gave a backend",
@@ -402,7 +483,7 @@ fn leaving(node: &NodeNetwork) -> Chain {
             [service(), to_pods(node), refuse()],
         ),
     ];
-    rules.extend(sensitive().map(|range| {
+    rules.extend(sensitive(node).map(|range| {
         rule(
             "no service is a way to a sensitive range",
             [service(), to(range), refuse()],
@@ -434,11 +515,12 @@ fn postrouting(node: &NodeNetwork) -> Chain {
     )
 }
 
-/// The built-in ranges that no policy can open, as far as they are IPv4.
-fn sensitive() -> impl Iterator<Item = Ipv4Net> {
-    BUILT_IN_SENSITIVE
+/// The ranges that no policy can open, as far as they are IPv4: the built-in ones, and the operator's.
+fn sensitive(node: &NodeNetwork) -> impl Iterator<Item = Ipv4Net> {
+    let built_in = BUILT_IN_SENSITIVE
         .iter()
-        .filter_map(|text| text.parse().ok())
+        .filter_map(|text| text.parse().ok());
+    built_in.chain(node.sensitive.iter().copied())
 }
 
 fn rule<const N: usize>(purpose: &'static str, parts: [Vec<Expr>; N]) -> Rule {
@@ -486,6 +568,14 @@ fn within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
         address,
         Expr::Mask(net.netmask().octets().to_vec()),
         Expr::Equal(net.network().octets().to_vec()),
+    ]
+}
+
+fn not_within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
+    vec![
+        address,
+        Expr::Mask(net.netmask().octets().to_vec()),
+        Expr::NotEqual(net.network().octets().to_vec()),
     ]
 }
 

@@ -30,6 +30,8 @@ pub(crate) fn node() -> NodeNetwork {
         },
         route_table: 18080,
         rule_pref: 100,
+        without_proxy: crate::network::WithoutProxy::Dropped,
+        sensitive: Vec::new(),
         sysctl_record: PathBuf::new(),
     }
 }

@@ -3,7 +3,7 @@ use std::process::Command;
 use nix::sched::{CloneFlags, unshare};
 
 use super::{ruleset::Parts, testing::node, *};
-use crate::network::NodeNetwork;
+use crate::network::{NodeNetwork, WithoutProxy};
 
 const EBPF: Parts = Parts {
     ebpf: true,
@@ -100,6 +100,67 @@ const EXPECTED: &str = r#"table ip agent_network {
 	}
 }
 "#;
+
+/// The rules of one chain, as nft shows them, after what a node has that lets pods out without a proxy.
+fn rules_of(node: &NodeNetwork, parts: Parts, chain: &str) -> Vec<String> {
+    let table = ruleset::table(node, parts);
+    ensure(&table).unwrap();
+    let hash = format!(" [{:016x}]", encode::generation(&table));
+    let listing = nft(&["--stateless", "list", "chain", "ip", "agent_network", chain]);
+    let listing = listing.replace(&hash, "");
+    let lines = listing.lines().map(str::trim);
+    lines
+        .filter(|line| line.contains("comment"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn without_a_proxy_pods_go_out_only_where_it_is_wanted() {
+    in_new_namespace(|| {
+        let compat = Parts {
+            ebpf: false,
+            compat: true,
+            early: false,
+        };
+        let out = |node: &NodeNetwork, parts| {
+            let rules = rules_of(node, parts, "raw_prerouting");
+            rules
+                .iter()
+                .position(|rule| rule.contains("no proxy: out of the node"))
+        };
+        let mut node = node();
+        for parts in [EBPF, compat] {
+            assert_eq!(out(&node, parts), None);
+        }
+        node.sensitive = vec!["192.0.2.0/24".parse().unwrap()];
+        node.without_proxy = WithoutProxy::Out { away: false };
+        assert_eq!(out(&node, compat), None);
+        let rules = rules_of(&node, EBPF, "raw_prerouting");
+        let at = out(&node, EBPF).unwrap();
+        assert_eq!(
+            rules[at],
+            r#"iifname "agentcni0" meta mark & 0x0f000000 == 0x0a000000 ip daddr != 169.254.9.0/24 counter meta mark set meta mark & 0xf0ffff77 | 0x00000077 comment "no proxy: out of the node past it""#
+        );
+        assert!(
+            rules[at - 1].contains("socket transparent 1 notrack accept"),
+            "{rules:#?}"
+        );
+        let forward = rules_of(&node, EBPF, "forward");
+        let place = |what: &str| forward.iter().position(|rule| rule.contains(what)).unwrap();
+        assert!(
+            place("192.0.2.0/24 counter drop") < place("for want of a proxy"),
+            "{forward:#?}"
+        );
+        node.without_proxy = WithoutProxy::Out { away: true };
+        assert!(out(&node, compat).is_some());
+        let input = rules_of(&node, compat, "input");
+        assert!(
+            input[0].contains("connections of a proxy that ends"),
+            "{input:#?}"
+        );
+    });
+}
 
 #[test]
 fn the_kernel_has_what_the_values_say() {

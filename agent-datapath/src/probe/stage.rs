@@ -156,6 +156,8 @@ impl Stage {
             ports: ProxyPorts::default(),
             route_table: ROUTE_TABLE,
             rule_pref: RULE_PREFERENCE,
+            without_proxy: crate::network::WithoutProxy::Dropped,
+            sensitive: Vec::new(),
             sysctl_record: self.folder("record")?.join("sysctl.json"),
         })
     }

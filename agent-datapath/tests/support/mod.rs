@@ -211,6 +211,8 @@ pub(crate) fn node_network(mode: Mode, record: PathBuf) -> NodeNetwork {
         },
         route_table: 18080,
         rule_pref: 100,
+        without_proxy: agent_datapath::network::WithoutProxy::Dropped,
+        sensitive: Vec::new(),
         sysctl_record: record,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use agent_core::node_settings::Connectivity;
+
 use crate::{
     doctor::{
         check::{Check, Finding},
@@ -130,6 +132,47 @@ pub(super) fn leftovers(facts: &Facts) -> Finding {
         check.warn(format!("cannot look for leftovers: {why}"), "");
     }
     check.finish("nothing of another mode or version")
+}
+
+/// Does the node go by what its class says, and does that leave anything open?
+pub(super) fn class(facts: &Facts) -> Finding {
+    let mut check = Check::new("class");
+    let conf = facts.cni.conf();
+    if conf.fail_open {
+        check.warn(
+            "failMode is Open: while no ZeroProxy listens, pods reach the network without any policy, but for sensitive ranges, the node and other pods",
+            "set proxy.failMode of the node's class to Closed",
+        );
+    }
+    let Some(taken) = check.see("what the node's class says", &facts.state.settings) else {
+        return check.finish("");
+    };
+    let Some(taken) = taken else {
+        return check.finish("the node follows no class");
+    };
+    let class = &taken.class;
+    if taken.settings.default_connectivity == Connectivity::Passthrough {
+        check.warn(
+            "defaultConnectivity is Passthrough: what no policy decides is passed on",
+            format!("set cni.defaultConnectivity of class {class} to Zero"),
+        );
+    }
+    if let Some(old) = taken.staged_behind {
+        check.warn(
+            format!(
+                "{} of class {class} waits until no pod has an address of {old}",
+                taken.fake_ip_cidr
+            ),
+            "drain the node",
+        );
+    }
+    if let Some(why) = &taken.kept_because {
+        check.warn(
+            format!("the last settings of class {class} are kept: {why}"),
+            "look at the class (kubectl get anc), the controller's log, and the installer's projected nodes.json",
+        );
+    }
+    check.finish(format!("as class {class} says"))
 }
 
 /// Is the proxy alive, and ready?

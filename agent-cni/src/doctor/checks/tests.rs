@@ -7,6 +7,7 @@ use agent_core::{
     attachment::{Attachment, Mode, PodRef, SCHEMA_VERSION},
     mac::MacAddr,
     node::NodeState,
+    node_settings::{Connectivity, NodeSettingsFile, TakenSettings},
 };
 use agent_datapath::{
     inspect::{OtherProgram, Place, ProgramName, Used},
@@ -199,6 +200,7 @@ fn healthy() -> Facts {
             dead: vec![],
             unread: None,
             unfit: None,
+            settings: Ok(None),
             version: Ok(Some(env!("CARGO_PKG_VERSION").into())),
         },
     }
@@ -512,4 +514,28 @@ fn ports_on_other_addresses_are_nobodys_business() {
     listeners.push(listener("tcp", [10, 0, 0, 5], 18080, Some("nginx")));
     listeners.push(listener("udp", [0, 0, 0, 0], 18080, Some("nginx")));
     assert!(run(&facts).iter().all(|one| one.level == Level::Ok));
+}
+
+#[test]
+fn what_the_class_opens_and_what_waits_is_told() {
+    const FILE: &str = r#"{"schemaVersion":1,"classes":{"lax":{"proxyPort":18080,"dnsPort":18053,"failMode":"Closed","defaultConnectivity":"Zero","mode":"auto"}},"nodes":{"n1":{"class":"lax","fakeIPCIDR":"169.254.3.0/24"}}}"#;
+    let file = NodeSettingsFile::parse(FILE.as_bytes()).unwrap();
+    let mut taken = TakenSettings::of(&file, "n1").unwrap();
+    let mut facts = healthy();
+    let mut said = |taken: &TakenSettings| {
+        facts.state.settings = Ok(Some(taken.clone()));
+        let finding = node::class(&facts);
+        (finding.level, finding.found)
+    };
+    assert_eq!(said(&taken), (Level::Ok, "as class lax says".into()));
+    taken.settings.default_connectivity = Connectivity::Passthrough;
+    taken.staged_behind = Some("169.254.9.0/24".parse().unwrap());
+    taken.kept_because = Some("nodes.json is garbage".into());
+    let (level, found) = said(&taken);
+    assert_eq!(level, Level::Warn);
+    for part in ["Passthrough", "169.254.9.0/24", "nodes.json is garbage"] {
+        assert!(found.contains(part), "{found}");
+    }
+    facts.state.settings = Err("garbage".into());
+    assert_eq!(node::class(&facts).level, Level::Fail);
 }

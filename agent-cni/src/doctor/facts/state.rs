@@ -8,6 +8,7 @@ use std::{
 use agent_core::{
     attachment::Attachment,
     node::{FILE_NAME, NodeState},
+    node_settings::TakenSettings,
 };
 
 use agent_datapath::footprint::{Places, UnfitStateDir, VERSION_RECORD};
@@ -40,6 +41,8 @@ pub(crate) struct State {
     pub(crate) unread: Option<String>,
     /// Why it is not fit to be one, where it is read all the same.
     pub(crate) unfit: Option<UnfitStateDir>,
+    /// What the node has taken over of its class, where it follows one.
+    pub(crate) settings: Seen<Option<TakenSettings>>,
     /// What the installer recorded about itself, where it did.
     pub(crate) version: Seen<Option<String>>,
 }
@@ -62,6 +65,7 @@ impl State {
                 ..Places::below(Path::new("/"))
             }
             .unfit_state_dir(),
+            settings: settings(path),
             version: version(path),
         };
         // before the attachments: one that ends meanwhile is in the list, one that begins meanwhile is passed over
@@ -129,6 +133,18 @@ fn node(path: &Path) -> Seen<NodeState> {
     let file = path.join(FILE_NAME);
     let bytes = seen_at(file.display(), file::read_own(&file))?;
     NodeState::parse(&bytes).map_err(|error| format!("{}: {}", file.display(), chain(&error)))
+}
+
+fn settings(path: &Path) -> Seen<Option<TakenSettings>> {
+    let file = path.join(TakenSettings::FILE);
+    let bytes = match file::read_own(&file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => seen_at(file.display(), other)?,
+    };
+    let taken = TakenSettings::parse(&bytes);
+    taken
+        .map(Some)
+        .map_err(|error| format!("{}: {}", file.display(), chain(&error)))
 }
 
 /// The installer's record is its own business; here only the version in it counts.
