@@ -82,7 +82,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tasks.spawn(health::serve(listener, Arc::new(health)));
     let (target, targets) = watch::channel(None);
     let fleet_changed = Arc::new(Notify::new());
-    let fleet = Fleet::new(targets, fleet_changed.clone(), metrics.clone());
+    let fleet = Fleet::new(
+        targets,
+        fleet_changed.clone(),
+        world.wake.classes.clone(),
+        metrics.clone(),
+    );
     let door = Door {
         port: config.proxy_admin_port,
         token_file: config.reload_token_file.clone(),
@@ -179,6 +184,7 @@ impl Parts {
             world: self.world.clone(),
             publisher: Publisher::new(config_maps, self.metrics.clone()),
             recorder: recorder.clone(),
+            fleet: self.fleet.clone(),
             services: self.config.service_cidrs.clone(),
             metrics: self.metrics.clone(),
             written: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! From classes and nodes to the published node settings, and the classes' statuses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use agent_api::class::{ClassPhase, ClassSpec, ClassStatus, Connectivity, FailMod
 use agent_api::settings::{ClassOutcome, Followed, NamedClass, NodeFacts, RENUMBER, derive};
 use agent_api::status::NodeCount;
 use agent_api::{API_VERSION, AgentNetworkClass};
-use agent_core::node_settings::{FILE_NAME, NodeSettingsFile};
+use agent_core::node_settings::{FILE_NAME, NodeSettingsFile, TakenSettings};
 use ipnet::Ipv4Net;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::metrics::Metrics;
 use crate::publish::{CALL, FIELD_MANAGER, NODES, PublishError, Publisher, is_code};
+use crate::reload::Fleet;
 use crate::status::settle;
 use crate::watch::{GuardedClass, World};
 
@@ -33,6 +34,8 @@ pub(crate) struct ClassReconciler {
     pub(crate) world: World,
     pub(crate) publisher: Publisher,
     pub(crate) recorder: Recorder,
+    /// What nodes say that they follow.
+    pub(crate) fleet: Fleet,
     pub(crate) services: Vec<Ipv4Net>,
     pub(crate) metrics: Arc<Metrics>,
     /// What was written, and to which resource version: the watch may not have brought it back yet.
@@ -98,14 +101,17 @@ impl ClassReconciler {
         self.publisher
             .publish(NODES, FILE_NAME, &json, there)
             .await?;
+        self.fleet.expect(&file);
+        let standing = Standing::of(&file, &self.fleet.taken());
         self.last = Some(file);
-        self.statuses(&objects, &outcomes).await
+        self.statuses(&objects, &outcomes, &standing).await
     }
 
     async fn statuses(
         &mut self,
         objects: &[Arc<GuardedClass>],
         outcomes: &BTreeMap<String, ClassOutcome>,
+        standing: &Standing,
     ) -> Result<(), ClassError> {
         let now = Time(Timestamp::now());
         self.written
@@ -121,7 +127,7 @@ impl ClassReconciler {
                     invalid(generation, &error.to_string())
                 }
                 (Ok(class), Some(ClassOutcome::Valid(followed))) => {
-                    valid(generation, &class.spec, followed)
+                    valid(generation, &class.spec, followed, standing)
                 }
             };
             let ours = self.written.get(&name);
@@ -258,8 +264,87 @@ fn invalid(generation: i64, why: &str) -> ClassStatus {
     }
 }
 
-fn valid(generation: i64, spec: &ClassSpec, followed: &Followed) -> ClassStatus {
+/// What nodes say of themselves, where it isn't that they follow what is published. Nodes that say nothing are not in it.
+#[derive(Debug, Default)]
+struct Standing {
+    /// Nodes whose pods have a range that they had before.
+    staged: BTreeMap<String, Ipv4Net>,
+    /// Nodes that keep the last settings, with the reason.
+    kept: BTreeMap<String, String>,
+    /// Nodes that have others.
+    behind: BTreeSet<String>,
+    /// Nodes that follow.
+    following: BTreeSet<String>,
+}
+
+impl Standing {
+    fn of(file: &NodeSettingsFile, taken: &BTreeMap<String, TakenSettings>) -> Self {
+        let mut standing = Self::default();
+        for (node, taken) in taken {
+            let node = node.clone();
+            let same = TakenSettings::of(file, &node).is_some_and(|said| said.same_word(taken));
+            match (&taken.kept_because, taken.staged_behind) {
+                (Some(why), _) => drop(standing.kept.insert(node, why.clone())),
+                (None, _) if !same => drop(standing.behind.insert(node)),
+                (None, Some(old)) => drop(standing.staged.insert(node, old)),
+                (None, None) => drop(standing.following.insert(node)),
+            }
+        }
+        standing
+    }
+}
+
+fn valid(
+    generation: i64,
+    spec: &ClassSpec,
+    followed: &Followed,
+    standing: &Standing,
+) -> ClassStatus {
     let mut missing = Vec::new();
+    let counts = |node: &&String| {
+        let ours = followed.nodes.contains(*node);
+        ours && !followed.without.contains(*node) && !followed.staged.contains_key(*node)
+    };
+    let waiting: Vec<&str> = standing
+        .staged
+        .keys()
+        .filter(counts)
+        .map(String::as_str)
+        .collect();
+    let kept: Vec<&str> = standing
+        .kept
+        .keys()
+        .filter(counts)
+        .map(String::as_str)
+        .collect();
+    let behind: Vec<&str> = standing
+        .behind
+        .iter()
+        .filter(counts)
+        .map(String::as_str)
+        .collect();
+    let following = standing.following.iter().filter(counts).count();
+    if !waiting.is_empty() {
+        missing.push(format!(
+            "{} keep the range that they had until no pod has an address of it; drain them",
+            listed(&waiting)
+        ));
+    }
+    if let Some(first) = kept.first() {
+        missing.push(format!(
+            "{} keep the last settings, {first} because {}",
+            listed(&kept),
+            standing.kept.get(*first).map_or("", String::as_str)
+        ));
+    }
+    let degraded =
+        !missing.is_empty() || !followed.without.is_empty() || !followed.staged.is_empty();
+    if !behind.is_empty() {
+        missing.push(format!(
+            "{} don't follow it yet; if that lasts, look at their installers (agent-cni install --ready)",
+            listed(&behind)
+        ));
+    }
     if !followed.without.is_empty() {
         let names: Vec<&str> = followed.without.iter().map(String::as_str).collect();
         missing.push(format!(
@@ -294,19 +379,22 @@ fn valid(generation: i64, spec: &ClassSpec, followed: &Followed) -> ClassStatus 
     }
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let total = followed.nodes.len();
-    let ready = total - followed.without.len() - followed.staged.len();
+    let others = waiting.len() + kept.len() + behind.len();
+    let ready = total - followed.without.len() - followed.staged.len() - others;
     let programmed = missing.is_empty();
     let message: Vec<String> = missing.iter().chain(&notes).cloned().collect();
     let says = if programmed {
-        "the settings of every node are published".to_owned()
+        format!(
+            "the settings of every node are published; {following} of {total} say that they follow them"
+        )
     } else {
         missing.join(". ")
     };
     ClassStatus {
-        phase: Some(if programmed {
-            ClassPhase::Active
-        } else {
-            ClassPhase::Degraded
+        phase: Some(match (programmed, degraded) {
+            (true, _) => ClassPhase::Active,
+            (false, true) => ClassPhase::Degraded,
+            (false, false) => ClassPhase::Pending,
         }),
         observed_generation: Some(generation),
         conditions: vec![
@@ -315,7 +403,11 @@ fn valid(generation: i64, spec: &ClassSpec, followed: &Followed) -> ClassStatus 
                 generation,
                 "Programmed",
                 programmed,
-                if programmed { "Published" } else { "Staged" },
+                match (programmed, degraded) {
+                    (true, _) => "Published",
+                    (false, true) => "Staged",
+                    (false, false) => "Pending",
+                },
                 &says,
             ),
         ],
@@ -368,13 +460,58 @@ mod tests {
     }
 
     #[test]
+    fn what_nodes_say_of_themselves_is_in_the_status() {
+        const FILE: &str = r#"{"schemaVersion":1,"classes":{"c":{"proxyPort":18080,"dnsPort":18053,"failMode":"Closed","defaultConnectivity":"Zero","mode":"auto"}},
+            "nodes":{"n1":{"class":"c","fakeIPCIDR":"169.254.3.0/24"},"n2":{"class":"c","fakeIPCIDR":"169.254.4.0/24"},
+            "n3":{"class":"c","fakeIPCIDR":"169.254.5.0/24"},"n4":{"class":"c","fakeIPCIDR":"169.254.6.0/24"},"n5":{"class":"c","fakeIPCIDR":"169.254.8.0/24"}}}"#;
+        let file = NodeSettingsFile::parse(FILE.as_bytes()).unwrap();
+        let mut taken: BTreeMap<String, TakenSettings> = ["n1", "n2", "n3", "n4"]
+            .map(|node| (node.to_owned(), TakenSettings::of(&file, node).unwrap()))
+            .into();
+        let followed = Followed {
+            nodes: file.nodes.keys().cloned().collect(),
+            ..Followed::default()
+        };
+        let status = |taken: &BTreeMap<String, TakenSettings>| {
+            let standing = Standing::of(&file, taken);
+            valid(1, &ClassSpec::default(), &followed, &standing)
+        };
+        let all = status(&taken);
+        assert_eq!(all.phase, Some(ClassPhase::Active));
+        assert_eq!(all.nodes.unwrap().summary, "5/5");
+        assert!(
+            all.conditions[1].message.contains("4 of 5 say"),
+            "{:?}",
+            all.conditions
+        );
+        taken.get_mut("n1").unwrap().settings.proxy_port = 1;
+        assert_eq!(status(&taken).phase, Some(ClassPhase::Pending));
+        taken.get_mut("n1").unwrap().settings.proxy_port = 18080;
+        taken.get_mut("n2").unwrap().staged_behind = Some("169.254.9.0/24".parse().unwrap());
+        let kept = taken["n3"].clone().kept("nodes.json is gone".into());
+        taken.insert("n3".into(), kept);
+        taken.get_mut("n4").unwrap().settings.proxy_port = 1;
+        let some = status(&taken);
+        assert_eq!(some.phase, Some(ClassPhase::Degraded));
+        assert_eq!(some.nodes.unwrap().summary, "2/5");
+        let message = some.message.unwrap();
+        for says in [
+            "n2 keep the range",
+            "n3 because nodes.json is gone",
+            "n4 don't follow",
+        ] {
+            assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
     fn a_status_says_what_is_staged_missing_and_dangerous() {
         let mut spec = ClassSpec::default();
         let mut followed = Followed::default();
         followed
             .nodes
             .extend(["n1".to_owned(), "n2".to_owned(), "n3".to_owned()]);
-        let status = valid(2, &spec, &followed);
+        let status = valid(2, &spec, &followed, &Standing::default());
         assert_eq!(
             (status.phase, &status.message),
             (Some(ClassPhase::Active), &None)
@@ -385,7 +522,7 @@ mod tests {
             .staged
             .insert("n2".to_owned(), "10.1.0.0/24".parse().unwrap());
         spec.proxy.fail_mode = FailMode::Open;
-        let status = valid(2, &spec, &followed);
+        let status = valid(2, &spec, &followed, &Standing::default());
         assert_eq!(status.phase, Some(ClassPhase::Degraded));
         assert_eq!(status.nodes.unwrap().summary, "1/3");
         let message = status.message.unwrap();

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use agent_core::node_settings::{NodeSettingsFile, TakenSettings};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tokio::sync::{Notify, watch};
@@ -27,7 +28,8 @@ pub(crate) use call::Answer;
 const NOT_YET: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Pauses after a call that failed.
 const FAILED: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// How often a proxy that has the version is asked again; sooner while it lacks a credential.
+/// How often a proxy that has the version is asked again; sooner while it lacks a credential, or its node's settings are not
+/// what was published.
 const AGAIN: Duration = Duration::from_secs(30);
 const AGAIN_UNRESOLVED: Duration = Duration::from_secs(3);
 
@@ -48,6 +50,8 @@ pub(crate) struct Proxy {
     pub(crate) unreachable: bool,
     /// Credentials that it can't read, as `secret/key`, with the reason.
     pub(crate) unresolved: BTreeMap<String, String>,
+    /// What its node has taken over of its class, as it said last.
+    pub(crate) settings: Option<TakenSettings>,
 }
 
 /// All proxies; clones share them.
@@ -59,6 +63,10 @@ struct Shared {
     changed: Arc<Notify>,
     metrics: Arc<Metrics>,
     target: watch::Receiver<Option<String>>,
+    /// What nodes are to follow, as it was published last.
+    settings: watch::Sender<Arc<NodeSettingsFile>>,
+    /// Notified when a node's settings are told anew.
+    classes: Arc<Notify>,
 }
 
 /// How proxies are asked.
@@ -70,10 +78,11 @@ pub(crate) struct Door {
 }
 
 impl Fleet {
-    /// No proxies yet. `changed` is notified when anything is learnt.
+    /// No proxies yet. `changed` is notified when anything is learnt, `classes` when it is about nodes' settings.
     pub(crate) fn new(
         target: watch::Receiver<Option<String>>,
         changed: Arc<Notify>,
+        classes: Arc<Notify>,
         metrics: Arc<Metrics>,
     ) -> Fleet {
         Fleet(Arc::new(Shared {
@@ -81,7 +90,27 @@ impl Fleet {
             changed,
             metrics,
             target,
+            settings: watch::Sender::default(),
+            classes,
         }))
+    }
+
+    /// Has proxies asked for as long as their nodes follow something else than this.
+    pub(crate) fn expect(&self, file: &NodeSettingsFile) {
+        self.0.settings.send_if_modified(|known| {
+            let news = **known != *file;
+            if news {
+                *known = Arc::new(file.clone());
+            }
+            news
+        });
+    }
+
+    /// What nodes say that they have taken over of their classes, by node.
+    pub(crate) fn taken(&self) -> BTreeMap<String, TakenSettings> {
+        let proxies = self.lock();
+        let said = proxies.values().filter_map(|proxy| proxy.settings.clone());
+        said.map(|taken| (taken.node.clone(), taken)).collect()
     }
 
     /// What is known now.
@@ -163,6 +192,7 @@ impl Fleet {
             problem: None,
             unreachable: false,
             unresolved: BTreeMap::new(),
+            settings: None,
         });
         proxy.node.clone_from(&seen.node);
         proxy.ready = seen.ready;
@@ -185,7 +215,11 @@ impl Fleet {
                 if let Some(unresolved) = answer.unresolved {
                     proxy.unresolved = unresolved;
                 }
-                match (there, proxy.unresolved.is_empty()) {
+                if answer.settings.is_some() {
+                    proxy.settings = answer.settings;
+                }
+                let settled = proxy.unresolved.is_empty() && self.follows(proxy.settings.as_ref());
+                match (there, settled) {
                     (false, _) => Outcome::NotYet,
                     (true, true) => Outcome::There,
                     (true, false) => Outcome::Unresolved,
@@ -197,12 +231,25 @@ impl Fleet {
             }
         };
         let changed = *proxy != before;
+        let resettled = proxy.settings != before.settings;
         drop(proxies);
+        if resettled {
+            self.0.classes.notify_one();
+        }
         if changed {
             self.count();
             self.0.changed.notify_one();
         }
         outcome
+    }
+
+    /// Whether a node follows what was published for it. One that says nothing follows flags.
+    fn follows(&self, taken: Option<&TakenSettings>) -> bool {
+        let file = self.0.settings.borrow();
+        taken.is_none_or(|taken| {
+            let published = TakenSettings::of(&file, &taken.node);
+            published.is_some_and(|published| published == *taken)
+        })
     }
 
     fn count(&self) {
@@ -296,6 +343,7 @@ impl Asking {
             return std::future::pending().await;
         };
         let mut target = self.fleet.0.target.clone();
+        let mut settings = self.fleet.0.settings.subscribe();
         let mut tries = 0;
         loop {
             let wanted = target.borrow_and_update().clone();
@@ -328,6 +376,8 @@ impl Asking {
                     }
                     tries = 0;
                 }
+                // the sender is the fleet's own
+                _ = settings.changed() => tries = 0,
                 () = self.poke.notified() => tries = 0,
             }
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use agent_core::node_settings::TakenSettings;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -91,7 +92,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
     };
     let follower = Follower::start(&workloads, &config.state_dir, facts);
     let context = Arc::new(Context {
-        policy: PolicyStore::follow(&config.policy_file)?,
+        policy: PolicyStore::follow(
+            &config.policy_file,
+            &config.state_dir.join(TakenSettings::FILE),
+        )?,
         workloads,
         cluster,
         credentials: CredentialStore::start(&config.credentials_dir)

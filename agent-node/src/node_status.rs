@@ -7,6 +7,7 @@ use std::path::Path;
 
 use agent_core::install::{self, Kind, Status};
 use agent_core::node::NodeState;
+use agent_core::node_settings::TakenSettings;
 use agent_datapath::probe::{FeatureName, Reason};
 
 use crate::metrics::Sample;
@@ -16,11 +17,36 @@ const MAX_BYTES: u64 = 1024 * 1024;
 
 /// What the installer wrote last; `None` when there is none, or what it wrote can't be read.
 pub fn read_install(state_dir: &Path) -> Option<Status> {
+    Status::parse(&read(&state_dir.join(install::FILE))?)
+}
+
+/// What the node has taken over of its class; `None` when it follows none, or what is there can't be read.
+pub fn read_settings(state_dir: &Path) -> Option<TakenSettings> {
+    TakenSettings::parse(&read(&state_dir.join(TakenSettings::FILE))?).ok()
+}
+
+fn read(path: &Path) -> Option<Vec<u8>> {
     use std::io::Read;
-    let file = std::fs::File::open(state_dir.join(install::FILE)).ok()?;
+    let file = std::fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-    Status::parse(&bytes)
+    Some(bytes)
+}
+
+/// How the node follows its class.
+pub fn settings_samples(taken: &TakenSettings) -> Vec<Sample> {
+    vec![
+        Sample::gauge(
+            "node_settings_staged",
+            "1 while the class's Fake IP CIDR waits for pods that have the old one",
+            u64::from(taken.staged_behind.is_some()),
+        ),
+        Sample::gauge(
+            "node_settings_kept",
+            "1 while the class's last word is kept because nodes.json says nothing",
+            u64::from(taken.kept_because.is_some()),
+        ),
+    ]
 }
 
 /// The metrics, at `now` in seconds since 1970.
@@ -47,6 +73,21 @@ pub fn samples(node: Option<&NodeState>, install: Option<&Status>, now: u64) -> 
             install.problems.len() as u64,
         ));
         samples.push(repairs(install));
+        samples.push(Sample::gauge(
+            "fail_mode_open",
+            "1 when the node's class says failMode: Open",
+            u64::from(install.fail_open.wanted),
+        ));
+        samples.push(Sample::gauge(
+            "fail_open_now",
+            "1 while pods go out past a proxy that is away, as the installer saw it last",
+            u64::from(install.fail_open.now),
+        ));
+        samples.push(Sample::counter(
+            "fail_opens",
+            "Times that pods began to go out past a proxy that was away",
+            install.fail_open.times,
+        ));
     }
     samples
 }
@@ -139,6 +180,7 @@ mod tests {
         let mut status = Status::new("1", None);
         status.count([Kind::Rules, Kind::Rules]);
         (status.ready, status.heartbeat) = (true, 1000);
+        (status.fail_open.wanted, status.fail_open.times) = (true, 3);
         let text = serde_json::to_vec(&status).unwrap();
         std::fs::write(dir.path().join(install::FILE), text).unwrap();
         let read = read_install(dir.path());
@@ -147,6 +189,8 @@ mod tests {
             assert_eq!(value(&told, "node_repairs", "rules"), Some(2));
             assert_eq!(value(&told, "node_repairs", "bridge"), Some(0));
             assert_eq!(value(&told, "installer_ready", ""), Some(ready));
+            assert_eq!(value(&told, "fail_mode_open", ""), Some(1));
+            assert_eq!(value(&told, "fail_opens", ""), Some(3));
             let age = value(&told, "installer_heartbeat_age_seconds", "");
             assert_eq!(age, Some(now - 1000));
         }

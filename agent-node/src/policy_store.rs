@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use agent_core::node_settings::{Connectivity, TakenSettings};
 use agent_core::policy::parts::Index;
 use agent_core::policy::{PolicySet, RuntimePolicy};
 use arc_swap::{ArcSwap, Guard};
@@ -28,6 +29,8 @@ const COMPARE_EVERY: Duration = Duration::from_secs(5);
 const MAX_DOCUMENT_BYTES: u64 = 256 * 1024 * 1024;
 /// Callers of `/reload` that may wait at the same time.
 const MAX_WAITING: usize = 32;
+/// A class has a few ranges and a selector.
+const MAX_SETTINGS_BYTES: u64 = 1024 * 1024;
 
 /// One version of the policy. Never changes once it is active.
 #[derive(Debug)]
@@ -45,6 +48,8 @@ pub struct PolicySnapshot {
 /// Where the store stands, for readiness and the admin endpoints.
 #[derive(Debug, Clone, Default)]
 pub struct PolicyStatus {
+    /// Whether pods that no policy is for are passed on, as the node's class says.
+    pub passthrough: bool,
     /// Whether some valid document has been active since the start.
     pub loaded: bool,
     /// The active version; empty before the first.
@@ -77,11 +82,11 @@ pub struct StartError(#[source] std::io::Error);
 impl PolicyStore {
     /// Reads the document at `path` now, and follows it from then on, on a thread of its own
     /// (compiling a large document takes longer than any request may wait). The thread ends when
-    /// the last clone of the store is gone.
+    /// the last clone of the store is gone. `settings` is what the node has taken over of its class ([`TakenSettings`]).
     ///
     /// # Errors
     /// When the thread can't be started. A bad or missing document is no error; see [`PolicyStatus`].
-    pub fn follow(path: &Path) -> Result<PolicyStore, StartError> {
+    pub fn follow(path: &Path, settings: &Path) -> Result<PolicyStore, StartError> {
         let (requests, waiting) = sync_channel(MAX_WAITING);
         let shared = Arc::new(Shared {
             current: ArcSwap::from_pointee(PolicySnapshot {
@@ -98,6 +103,8 @@ impl PolicyStore {
         let mut follower = Follower {
             watch: FileWatch::new(path, MAX_DOCUMENT_BYTES, COMPARE_EVERY),
             shared: Arc::downgrade(&shared),
+            settings: FileWatch::new(settings, MAX_SETTINGS_BYTES, COMPARE_EVERY),
+            connectivity: Connectivity::Zero,
             retired: Vec::new(),
             awaited: None,
         };
@@ -161,6 +168,9 @@ impl PolicyStore {
 struct Follower {
     watch: FileWatch,
     shared: Weak<Shared>,
+    settings: FileWatch,
+    /// What becomes of pods that no policy is for.
+    connectivity: Connectivity,
     /// Earlier snapshots that connections still hold. They are freed here, not on a worker.
     retired: Vec<Arc<PolicySnapshot>>,
     /// The index of a document whose parts are not all there yet, and what was missing at the last look.
@@ -188,6 +198,46 @@ impl Follower {
     }
 
     fn look(&mut self, shared: &Shared) {
+        self.look_at_settings(shared);
+        self.look_at_policy(shared);
+    }
+
+    /// What can't be read, or isn't there, says nothing: then nothing is passed on.
+    fn look_at_settings(&mut self, shared: &Shared) {
+        let connectivity = match self.settings.look(Instant::now()) {
+            Look::Same => return,
+            Look::Failed(_) => Connectivity::Zero,
+            Look::Changed(bytes) => match TakenSettings::parse(&bytes) {
+                Ok(taken) => taken.settings.default_connectivity,
+                Err(error) => {
+                    tracing::error!(file = %self.settings.path().display(), error = %crate::telemetry::chain(&error), "the node's settings are not valid: pods without a policy reach nothing");
+                    Connectivity::Zero
+                }
+            },
+        };
+        if connectivity == self.connectivity {
+            return;
+        }
+        self.connectivity = connectivity;
+        match connectivity {
+            Connectivity::Passthrough => tracing::warn!(
+                "defaultConnectivity is Passthrough: pods without a policy reach everything but what is always denied"
+            ),
+            Connectivity::Zero => {
+                tracing::info!("defaultConnectivity is Zero: pods without a policy reach nothing");
+            }
+        }
+        // without a document everything is denied, whatever the class says
+        if shared.status.load().loaded {
+            let before = shared.current.load_full();
+            let set = before.set.with_connectivity(connectivity);
+            // of the document; this says nothing about it
+            let problem = shared.status.load().problem.clone();
+            self.swap(shared, set, before.credential_files.clone(), problem);
+        }
+    }
+
+    fn look_at_policy(&mut self, shared: &Shared) {
         match self.watch.look(Instant::now()) {
             Look::Same => {
                 if let Some((index, missing)) = self.awaited.take() {
@@ -254,6 +304,24 @@ impl Follower {
             }));
             return;
         }
+        self.swap(
+            shared,
+            set.with_connectivity(self.connectivity),
+            credential_files,
+            None,
+        );
+        tracing::info!(policy.version = %version, policy.generation = shared.generation.load(Ordering::Acquire), policy.rules = rules, "policy is active");
+    }
+
+    fn swap(
+        &mut self,
+        shared: &Shared,
+        set: PolicySet,
+        credential_files: BTreeSet<String>,
+        problem: Option<String>,
+    ) {
+        let (version, rules) = (set.version().to_owned(), set.rule_count());
+        let before = shared.status.load();
         let generation = shared.generation.load(Ordering::Acquire) + 1;
         let old = shared.current.swap(Arc::new(PolicySnapshot {
             set,
@@ -264,14 +332,14 @@ impl Follower {
         self.retired.push(old);
         shared.generation.store(generation, Ordering::Release);
         shared.status.store(Arc::new(PolicyStatus {
+            passthrough: self.connectivity == Connectivity::Passthrough,
             loaded: true,
-            version: version.clone(),
+            version,
             rules,
-            problem: None,
+            problem,
             refused: before.refused,
         }));
         shared.changes.send_replace(generation);
-        tracing::info!(policy.version = %version, policy.generation = generation, policy.rules = rules, "policy is active");
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use agent_core::node_settings::TakenSettings;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -30,6 +31,8 @@ pub(crate) struct Answer {
     pub(crate) problem: Option<String>,
     /// Credentials that it can't read, with the reason; `None` when it didn't say.
     pub(crate) unresolved: Option<BTreeMap<String, String>>,
+    /// What its node has taken over of its class, when it said so.
+    pub(crate) settings: Option<TakenSettings>,
 }
 
 #[derive(Deserialize)]
@@ -39,6 +42,8 @@ struct Version {
     problem: Option<String>,
     #[serde(default)]
     unavailable_credentials: Vec<Unavailable>,
+    /// Of whatever version the proxy is.
+    node_settings: Option<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -138,6 +143,9 @@ fn read(status: StatusCode, body: &[u8]) -> Result<Answer, String> {
             Ok(Answer {
                 version: said.version,
                 problem: said.problem,
+                settings: said
+                    .node_settings
+                    .and_then(|settings| serde_json::from_value(settings).ok()),
                 unresolved: Some(unresolved.map(|u| (u.file, u.reason)).collect()),
             })
         }
@@ -147,6 +155,7 @@ fn read(status: StatusCode, body: &[u8]) -> Result<Answer, String> {
                 version: said.active,
                 problem: said.problem,
                 unresolved: None,
+                settings: None,
             })
         }
         StatusCode::UNAUTHORIZED => {
@@ -169,6 +178,14 @@ mod tests {
         let answer = read(StatusCode::OK, body).unwrap();
         assert_eq!(answer.version, "v2");
         assert_eq!(answer.unresolved.unwrap()["a/B"], "missing");
+        assert_eq!(answer.settings, None);
+        let taken = r#"{"schemaVersion":1,"node":"n1","class":"c","fakeIPCIDR":"169.254.3.0/24","stagedBehind":"169.254.9.0/24",
+            "settings":{"proxyPort":18080,"dnsPort":18053,"failMode":"Open","defaultConnectivity":"Zero","mode":"auto"}}"#;
+        for (settings, known) in [(taken, true), (r#"{"schemaVersion":9}"#, false)] {
+            let body = format!(r#"{{"version":"v2","nodeSettings":{settings}}}"#);
+            let answer = read(StatusCode::OK, body.as_bytes()).unwrap();
+            assert_eq!(answer.settings.is_some(), known, "{settings}");
+        }
         let body = br#"{"error":"policy version not yet projected","wanted":"v3","active":"v2"}"#;
         let answer = read(StatusCode::CONFLICT, body).unwrap();
         assert_eq!((answer.version.as_str(), answer.unresolved), ("v2", None));

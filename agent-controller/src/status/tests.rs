@@ -24,6 +24,7 @@ fn view(since: u64) -> View {
 
 fn proxy(node: &str, version: &str) -> Proxy {
     Proxy {
+        settings: None,
         node: node.to_owned(),
         ready: true,
         version: Some(version.to_owned()),

@@ -60,6 +60,16 @@ impl TakenSettings {
         self
     }
 
+    /// Whether the class said the same, whatever came of it on the node.
+    pub fn same_word(&self, other: &Self) -> bool {
+        let word = |one: &Self| Self {
+            staged_behind: None,
+            kept_because: None,
+            ..one.clone()
+        };
+        word(self) == word(other)
+    }
+
     /// Reads the file's content.
     ///
     /// # Errors
@@ -112,5 +122,9 @@ mod tests {
         assert_eq!(kept.settings.default_connectivity, Connectivity::Zero);
         assert_eq!(kept.fake_ip_cidr, taken().fake_ip_cidr);
         assert_eq!(kept.kept_because.as_deref(), Some("nodes.json is gone"));
+        assert!(!kept.same_word(&taken()), "it opens less");
+        let mut staged = taken();
+        staged.staged_behind = Some(staged.fake_ip_cidr);
+        assert!(staged.same_word(&taken()));
     }
 }

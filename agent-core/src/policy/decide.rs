@@ -115,7 +115,7 @@ fn decide_path(
             };
             (Some(found.enforced), dial)
         }
-        None if scope.audit_only => {
+        None if scope.lets_out() => {
             let named = facts.host.is_some() && facts.protocol != Protocol::Tcp;
             (
                 None,

@@ -20,8 +20,29 @@ pub(crate) struct ScopeInner {
     pub(crate) policies: Box<[u32]>,
     /// True when policies apply and every one of them is in audit mode.
     pub(crate) audit_only: bool,
+    /// True when no policy applies, and the node's class says that such pods are passed on.
+    pub(crate) passes: bool,
     /// What the policies say about Fake IP CIDRs.
     pub(crate) bypass: BypassAction,
+}
+
+impl ScopeInner {
+    /// The scope of pods that no policy is for, where those are passed on.
+    pub(crate) fn passing() -> Self {
+        Self {
+            rules: Arc::default(),
+            parts: Vec::new(),
+            policies: Box::default(),
+            audit_only: false,
+            passes: true,
+            bypass: BypassAction::Deny,
+        }
+    }
+
+    /// Whether a request is let through that no rule decides. Calls between agents never are.
+    pub(crate) fn lets_out(&self) -> bool {
+        self.audit_only || self.passes
+    }
 }
 
 /// The rules of some policies, indexed.
@@ -270,6 +291,7 @@ impl Classes {
         let scope = ScopeInner {
             rules: Arc::clone(rules),
             parts,
+            passes: false,
             audit_only: !policies.is_empty() && infos().all(|info| info.mode == PolicyMode::Audit),
             // The highest priority that says something; among equals deny wins.
             bypass: infos()

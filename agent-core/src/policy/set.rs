@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::audit::ReasonCode;
 use crate::identity::{Caller, OrigDst, Workload};
+use crate::node_settings::Connectivity;
 use crate::policy::address::{self, NodeNets, Sensitive};
 use crate::policy::compile;
 use crate::policy::decide;
@@ -31,8 +32,10 @@ pub enum CompileError {
 pub struct PolicySet {
     version: String,
     rules: Arc<RuleTable>,
-    classes: Classes,
-    sensitive: Sensitive,
+    classes: Arc<Classes>,
+    sensitive: Arc<Sensitive>,
+    /// The scope of pods that no policy is for, when they are passed on.
+    passing: Option<Arc<ScopeInner>>,
 }
 
 /// The policies that apply to one class of workloads. Cheap to clone; decides as the set that made it.
@@ -92,8 +95,9 @@ impl PolicySet {
         Ok(Self {
             version: doc.version.clone().unwrap_or_else(|| doc.content_version()),
             rules: Arc::new(rules),
-            classes,
-            sensitive: Sensitive::new(&doc.sensitive_cidrs),
+            classes: Arc::new(classes),
+            sensitive: Arc::new(Sensitive::new(&doc.sensitive_cidrs)),
+            passing: None,
         })
     }
 
@@ -102,8 +106,24 @@ impl PolicySet {
         Self {
             version: RuntimePolicy::default().content_version(),
             rules: Arc::default(),
-            classes: Classes::default(),
-            sensitive: Sensitive::new(&[]),
+            classes: Arc::default(),
+            sensitive: Arc::new(Sensitive::new(&[])),
+            passing: None,
+        }
+    }
+
+    /// The same rules, with what the node's class says about pods that no policy is for. With [`Connectivity::Passthrough`]
+    /// they are let through and marked `would_deny`; sensitive ranges, the node, Fake IPs and calls between agents stay
+    /// denied.
+    #[must_use]
+    pub fn with_connectivity(&self, connectivity: Connectivity) -> Self {
+        let passes = connectivity == Connectivity::Passthrough;
+        Self {
+            version: self.version.clone(),
+            rules: Arc::clone(&self.rules),
+            classes: Arc::clone(&self.classes),
+            sensitive: Arc::clone(&self.sensitive),
+            passing: passes.then(|| Arc::new(ScopeInner::passing())),
         }
     }
 
@@ -125,7 +145,11 @@ impl PolicySet {
     /// The policies that apply to a workload; found once for a class of workloads, then a look-up under a short lock.
     /// To be asked once per connection and policy generation.
     pub fn scope(&self, w: &Workload) -> Scope {
-        Scope(self.classes.scope(&self.rules, w))
+        let scope = self.classes.scope(&self.rules, w);
+        match &self.passing {
+            Some(passing) if scope.policies.is_empty() => Scope(Arc::clone(passing)),
+            _ => Scope(scope),
+        }
     }
 
     /// Decides about a connection before anything on it is read: sensitive ranges, then Fake IP CIDRs (direct bypass,
@@ -182,7 +206,7 @@ impl PolicySet {
     /// the name resolved, since a query is a message to whoever runs the name's server.
     pub fn may_resolve(&self, s: &Scope, name: &HostName) -> bool {
         let about = about(s, name);
-        (about.permits || s.0.audit_only) && !about.denied
+        (about.permits || s.0.lets_out()) && !about.denied
     }
 
     /// True when a rule for the name needs to see HTTP (a credential, methods or paths), so that TLS to it is worth

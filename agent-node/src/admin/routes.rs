@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use agent_core::node_settings::TakenSettings;
 use agent_core::policy::ExplainRequest;
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -37,6 +38,9 @@ struct Version<'a> {
     problem: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unavailable_credentials: Vec<Unavailable>,
+    /// What the node has taken over of its class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_settings: Option<TakenSettings>,
 }
 
 #[derive(Serialize)]
@@ -131,6 +135,11 @@ impl Admin {
                 "1 while the policy file is not what is active",
                 u64::from(policy.problem.is_some()),
             ),
+            Sample::gauge(
+                "default_connectivity_passthrough",
+                "1 while pods without a policy reach everything but what is always denied",
+                u64::from(policy.passthrough),
+            ),
             Sample::counter(
                 "policy_refused",
                 "Policy documents that were refused",
@@ -169,6 +178,8 @@ impl Admin {
             install.as_ref(),
             now.unwrap_or_default().as_secs(),
         ));
+        let settings = node_status::read_settings(&self.context.config.state_dir);
+        samples.extend(settings.iter().flat_map(node_status::settings_samples));
         samples.extend(self.kernel.samples());
         samples
     }
@@ -183,6 +194,7 @@ impl Admin {
                 generation: self.context.policy.generation(),
                 rules: policy.rules,
                 problem: policy.problem.as_deref(),
+                node_settings: node_status::read_settings(&self.context.config.state_dir),
                 unavailable_credentials: unavailable
                     .into_iter()
                     .map(|(file, error)| Unavailable {

@@ -1,5 +1,8 @@
 use std::path::PathBuf;
 
+use agent_core::identity::Workload;
+use agent_core::policy::HostName;
+
 use super::*;
 
 struct Fixture {
@@ -15,6 +18,19 @@ impl Fixture {
 
     fn path(&self) -> PathBuf {
         self.dir.path().join("policy.json")
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.dir.path().join("settings")
+    }
+
+    /// What the node's class says about pods without a policy.
+    fn class(&self, connectivity: &str) {
+        let text = format!(
+            r#"{{"schemaVersion":1,"node":"n1","class":"c","fakeIPCIDR":"169.254.9.0/24","settings":{{"proxyPort":18080,"dnsPort":18053,
+            "failMode":"Closed","defaultConnectivity":"{connectivity}","mode":"auto"}}}}"#
+        );
+        std::fs::write(self.settings(), text).unwrap();
     }
 
     fn write(&self, text: &str) {
@@ -34,7 +50,7 @@ fn document(rule: &str) -> String {
 #[tokio::test]
 async fn a_missing_document_denies_all_until_one_appears() {
     let fixture = Fixture::new();
-    let store = PolicyStore::follow(&fixture.path()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
     assert!(!store.status().loaded);
     assert!(
         store
@@ -60,7 +76,7 @@ async fn a_missing_document_denies_all_until_one_appears() {
 async fn a_broken_document_is_refused_and_the_active_version_stays() {
     let fixture = Fixture::new();
     fixture.write(&document("one"));
-    let store = PolicyStore::follow(&fixture.path()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
     let version = store.load().version.clone();
     for (n, bad) in ["{", r#"{"schemaVersion":9}"#, ""].into_iter().enumerate() {
         fixture.write(bad);
@@ -89,7 +105,7 @@ async fn a_broken_document_is_refused_and_the_active_version_stays() {
 async fn those_who_hold_an_old_snapshot_keep_it_whole() {
     let fixture = Fixture::new();
     fixture.write(&document("one"));
-    let store = PolicyStore::follow(&fixture.path()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
     let old = store.load();
     fixture.write(&document("two"));
     store.changed(old.generation).await;
@@ -149,7 +165,7 @@ async fn parts_are_taken_together_and_a_missing_one_keeps_the_version_before() {
         );
     };
     put("..1", &one.iter().collect::<Vec<_>>());
-    let store = PolicyStore::follow(&fixture.path()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
     let first = store.status();
     assert!(first.loaded && first.problem.is_none(), "{first:?}");
     assert_eq!(store.load().set.rule_count(), 1);
@@ -192,4 +208,44 @@ async fn parts_are_taken_together_and_a_missing_one_keeps_the_version_before() {
         (status.version.as_str(), status.problem.as_deref()),
         (first.version.as_str(), None)
     );
+}
+
+#[tokio::test]
+async fn the_class_opens_pods_without_a_policy_and_whatever_isnt_its_word_closes_them() {
+    let stranger = Workload {
+        namespace: "elsewhere".into(),
+        ..Workload::default()
+    };
+    let fixture = Fixture::new();
+    fixture.class("Passthrough");
+    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
+    let passes = |store: &PolicyStore| {
+        let snapshot = store.load();
+        let name = HostName::parse("a.example").unwrap();
+        let scope = snapshot.set.scope(&stranger);
+        snapshot.set.may_resolve(&scope, &name)
+    };
+    assert!(!passes(&store), "no document, nothing passes");
+    fixture.write(&document("one"));
+    store.check_now().await;
+    assert!(passes(&store) && store.status().passthrough);
+    let version = store.load().version.clone();
+    for closed in ["Zero", "garbage", ""] {
+        let generation = store.generation();
+        match closed {
+            "" => std::fs::remove_file(fixture.settings()).unwrap(),
+            other => fixture.class(other),
+        }
+        store.check_now().await;
+        assert!(!passes(&store) && !store.status().passthrough, "{closed}");
+        assert!(
+            store.generation() > generation,
+            "connections are looked at again"
+        );
+        fixture.class("Passthrough");
+        store.check_now().await;
+        assert!(passes(&store), "after {closed}");
+    }
+    assert_eq!(store.load().version, version);
+    assert_eq!(store.status().problem, None);
 }

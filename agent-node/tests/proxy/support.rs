@@ -146,7 +146,8 @@ impl Node {
         let facts = Box::new(FactsFile::new(file));
         let follower = Follower::start(&workloads, &config.state_dir, facts);
         let context = Arc::new(Context {
-            policy: PolicyStore::follow(&config.policy_file).unwrap(),
+            policy: PolicyStore::follow(&config.policy_file, &config.state_dir.join("settings"))
+                .unwrap(),
             workloads,
             cluster: None,
             credentials: CredentialStore::start(&config.credentials_dir).unwrap(),

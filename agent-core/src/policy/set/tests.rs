@@ -72,9 +72,13 @@ fn ask(text: &str) -> Ask {
 }
 
 fn verdict(set: &PolicySet, text: &str) -> Verdict {
+    verdict_for(set, &workload(), text)
+}
+
+fn verdict_for(set: &PolicySet, workload: &Workload, text: &str) -> Verdict {
     let a = ask(text);
     set.decide_request(
-        &set.scope(&workload()),
+        &set.scope(workload),
         &RequestFacts {
             protocol: a.protocol,
             host: a.host.as_ref(),
@@ -422,6 +426,46 @@ fn without_a_policy_everything_is_denied() {
             .contains("no AgentNetworkPolicy selects this pod"),
         "{denial}"
     );
+}
+
+#[test]
+fn passthrough_lets_out_pods_without_a_policy_and_nobody_else() {
+    let rules = r#"{"policy":0,"name":"r","kind":"allow","host":"a.example"}"#;
+    let policies = r#"{"namespace":"sys","name":"p","subjects":{"namespaces":["agents"]}}"#;
+    let zero = set(policies, rules);
+    let open = zero.with_connectivity(Connectivity::Passthrough);
+    let stranger = Workload {
+        namespace: "elsewhere".into(),
+        ..workload()
+    };
+    let b = HostName::parse("b.example").unwrap();
+    let may_resolve = |set: &PolicySet, w: &Workload| set.may_resolve(&set.scope(w), &b);
+    assert!(may_resolve(&open, &stranger));
+    assert!(!may_resolve(&zero, &stranger) && !may_resolve(&open, &workload()));
+    check(&open, &[("tls b.example:443", "deny -")]);
+    let scope = open.scope(&stranger);
+    let Verdict::Permit(permit) = verdict_for(&open, &stranger, "tcp 192.0.2.77:22") else {
+        panic!("denied")
+    };
+    // said in every audit line
+    assert!(
+        permit
+            .would_deny()
+            .unwrap()
+            .message
+            .contains("no AgentNetworkPolicy selects")
+    );
+    // what is always denied stays so
+    let metadata = "169.254.169.254".parse().unwrap();
+    assert!(open.check_address(&permit, metadata, 22, &nets()).is_err());
+    assert!(
+        open.check_address(&permit, "169.254.9.7".parse().unwrap(), 22, &nets())
+            .is_err()
+    );
+    let call = open.decide_ingress_from(&scope, &workload(), "planner");
+    assert!(matches!(call, Verdict::Deny(_)), "calls stay denied");
+    let closed = open.with_connectivity(Connectivity::Zero);
+    assert!(!may_resolve(&closed, &stranger));
 }
 
 #[test]
