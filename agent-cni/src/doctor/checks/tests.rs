@@ -459,6 +459,7 @@ fn what_cannot_be_looked_at_is_never_fine() {
     selective.entries = Err(why());
     selective.primary = Err(why());
     facts.state.unread = Some(why());
+    facts.state.settings = Err(why());
     facts.state.node = Err(why());
     for finding in run(&facts) {
         // the kernel check's own tries say what they could not do, and the connection table's numbers are public
