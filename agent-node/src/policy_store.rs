@@ -265,7 +265,7 @@ impl Follower {
 
     fn take(&mut self, shared: &Shared, document: &[u8]) {
         match compile(document) {
-            Ok((set, credential_files)) => self.activate(shared, set, credential_files),
+            Ok((set, credential_files)) => self.activate(shared, &set, credential_files),
             Err(problem) => refuse(shared, self.watch.path(), problem, true),
         }
     }
@@ -292,7 +292,7 @@ impl Follower {
         }
     }
 
-    fn activate(&mut self, shared: &Shared, set: PolicySet, credential_files: BTreeSet<String>) {
+    fn activate(&mut self, shared: &Shared, set: &PolicySet, credential_files: BTreeSet<String>) {
         let version = set.version().to_owned();
         let rules = set.rule_count();
         let before = shared.status.load();

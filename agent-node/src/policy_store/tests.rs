@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use agent_core::identity::Workload;
@@ -214,7 +215,12 @@ async fn parts_are_taken_together_and_a_missing_one_keeps_the_version_before() {
 async fn the_class_opens_pods_without_a_policy_and_whatever_isnt_its_word_closes_them() {
     let stranger = Workload {
         namespace: "elsewhere".into(),
-        ..Workload::default()
+        name: "stranger".into(),
+        uid: String::new(),
+        service_account: None,
+        labels: BTreeMap::new(),
+        namespace_labels: BTreeMap::new(),
+        fake_ip: std::net::Ipv4Addr::new(169, 254, 9, 2),
     };
     let fixture = Fixture::new();
     fixture.class("Passthrough");
