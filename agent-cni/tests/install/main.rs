@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod disk;
 mod host;
 mod installing;
 mod killed;

@@ -362,60 +362,6 @@ fn a_pod_that_has_lost_its_link_is_named_and_keeps_nobody_from_being_ready() {
 }
 
 #[test]
-fn a_disk_that_is_full_and_then_free_again() {
-    let mut host = Host::with_uplink();
-    // the state, the plugins and the configurations on one small disk
-    let (state, bin, conf) = (host.node.state(), host.bin_dir(), host.conf_dir());
-    let size = std::fs::metadata(crate::support::PLUGIN).unwrap().len() * 5 / 2;
-    let disk = host.node.files().join("disk");
-    host.node.sh(&format!(
-        "mkdir -p {disk} {state}; mount -t tmpfs -o size={size} tmpfs {disk}; \
-         mkdir {disk}/state {disk}/bin {disk}/conf; mount --bind {disk}/state {state}; \
-         mount --bind {disk}/bin {bin}; mount --bind {disk}/conf {conf}",
-        disk = disk.display(),
-        state = state.display(),
-        bin = bin.display(),
-        conf = conf.display(),
-    ));
-    let installer = host.start(crate::support::PLUGIN);
-    host.until("the node is ready", || host.ready());
-    let text = host
-        .node
-        .sh(&format!("cat {}/00-agent-cni.conf", conf.display()));
-    host.node.conf = serde_json::from_str(&text).unwrap();
-    host.node.pod("c1");
-    let result = host.node.add("c1").ok();
-    let mut witness = Witness::start(&host, "c1");
-    // these files are seen inside the node only
-    let inside = |line: &str| host.node.succeeds(line);
-    host.node.sh(&format!(
-        "cat /dev/zero > {disk}/fill 2>/dev/null || true; rm {bin}/agent-cni {conf}/00-agent-cni.conf; \
-         cat /dev/zero >> {disk}/fill 2>/dev/null || true; ip link del agentcni0",
-        disk = disk.display(),
-        bin = bin.display(),
-        conf = conf.display(),
-    ));
-    host.until("it says what is wrong", || {
-        installer.log().contains("No space left on device")
-    });
-    assert!(!inside(&format!("test -s {}/agent-cni", bin.display())));
-    witness.assert_controlled("the disk is full");
-    host.node.sh(&format!("rm {}/fill", disk.display()));
-    host.until("plugin and configuration are back", || {
-        inside(&format!(
-            "{}/agent-cni --version && grep -q agentVersion {}/00-agent-cni.conf",
-            bin.display(),
-            conf.display()
-        ))
-    });
-    host.until("the pod is right", || {
-        host.node.check("c1", &result).exit == 0
-    });
-    host.until("the node is ready", || host.ready());
-    witness.assert_controlled("the disk is free again");
-}
-
-#[test]
 fn a_directory_of_the_configurations_name_is_told_and_goes_when_it_is_empty() {
     let mut host = Host::new();
     std::fs::create_dir_all(host.conf().join("theirs")).unwrap();

@@ -267,6 +267,18 @@ fn installer_that_hangs_in_a_pass(host: &mut Host) -> (Installer, Flock<File>) {
     (installer, lock)
 }
 
+/// What the readiness probe answers, and why.
+fn readiness(host: &Host) -> (bool, String) {
+    let output = host
+        .node
+        .command(PLUGIN)
+        .args(host.install_arguments())
+        .arg("--ready")
+        .output()
+        .unwrap();
+    (output.status.success(), text(&output))
+}
+
 #[test]
 fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_bring_it_back() {
     for kill in [false, true] {
@@ -282,9 +294,24 @@ fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_
         // and nothing else, as the pass is at work still
         assert!(host.binary().exists() && host.node.state().join("node.json").exists());
         assert!(rollback.try_wait().unwrap().is_none());
+        let (ready, said) = readiness(&host);
+        assert!(
+            !ready && said.contains("a rollback of this node has begun"),
+            "{said}"
+        );
         if kill {
             rollback.kill().unwrap();
             rollback.wait().unwrap();
+            // the status of the last pass is young still, and says that all is well
+            assert_eq!(host.status()["ready"], true);
+            let (ready, said) = readiness(&host);
+            assert!(!ready, "{said}");
+            for part in [
+                "a rollback of this node has begun",
+                "run agent-cni rollback",
+            ] {
+                assert!(said.contains(part), "{said}");
+            }
         }
         drop(lock);
         host.until("it knows", || {
@@ -296,7 +323,12 @@ fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_
         } else {
             assert!(rollback.wait().unwrap().success());
         }
+        assert!(!host.ready());
+        // two passes and more: it stands down, and says so once of each rollback
+        thread::sleep(Duration::from_secs(3));
         let log = installer.log();
+        let said = log.matches("the node was rolled back").count();
+        assert_eq!(said, if kill { 2 } else { 1 }, "{log}");
         let brought_back = |line: &str| line.contains("repaired") && line.contains("kind=\"conf\"");
         assert!(!log.lines().any(brought_back), "{log}");
         assert_eq!(installer.terminate(), Some(0));

@@ -134,3 +134,56 @@ fn setup_explains_a_file_it_cannot_use() {
         assert!(text.contains(says), "{content}: {text}");
     }
 }
+
+#[test]
+fn setup_says_in_one_sentence_why_something_is_no_configuration() {
+    let node = Node::new();
+    let at = |name: &str| node.files().join(name);
+    nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    std::fs::create_dir(at("directory")).unwrap();
+    let huge = std::fs::File::create(at("huge")).unwrap();
+    huge.set_len(3 << 30).unwrap();
+    for (name, why) in [
+        ("pipe", "it is a pipe"),
+        ("directory", "it is a directory"),
+        ("huge", "it is larger than 4 MiB"),
+        ("absent", "No such file or directory (os error 2)"),
+    ] {
+        let path = at(name).display().to_string();
+        let output = node
+            .command(PLUGIN)
+            .args(["setup", "--config", &path])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{name}: {text}");
+        assert_eq!(
+            text.trim_end(),
+            format!("agent-cni: cannot read {path}: {why}")
+        );
+        assert_eq!(output.stdout, b"", "{name}");
+        assert!(!node.state().exists(), "{name}: nothing was begun");
+    }
+}
+
+#[test]
+fn an_installer_without_the_hosts_root_says_so_and_makes_nothing() {
+    let node = Node::new();
+    let root = node.files().join("host");
+    let output = node
+        .command(PLUGIN)
+        .args(["install", "--once", "--service-cidrs=10.96.0.0/12"])
+        .arg(format!("--host-root={}", root.display()))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(
+        text.trim_end(),
+        format!(
+            "agent-cni: --host-root {} is no directory; mount the host's root there",
+            root.display()
+        )
+    );
+    assert!(!root.exists());
+}
