@@ -154,7 +154,7 @@ async fn ensure_address(rtnl: &Rtnl, bridge: &Bridge, index: u32) -> Result<(), 
 /// Compares the bridge with how it must look.
 ///
 /// # Errors
-/// `NoLink`, `ForeignLink` or `Differs`, naming the first difference.
+/// `NoLink`, `ForeignLink`, or every difference.
 pub async fn check(rtnl: &Rtnl, bridge: &Bridge) -> Result<u32, NetError> {
     let message = link::find(rtnl, &bridge.name)
         .await?
@@ -163,30 +163,36 @@ pub async fn check(rtnl: &Rtnl, bridge: &Bridge) -> Result<u32, NetError> {
         })?;
     must_be_bridge(&message, &bridge.name)?;
     let index = message.header.index;
-    if link::mac(&message) != Some(bridge.mac) {
-        let found = link::mac(&message).map_or("none".into(), |mac| Mac(mac).to_string());
-        return Err(NetError::differs(
+    let addresses = link::addresses(rtnl, index, &bridge.name).await?;
+    NetError::of_all(differences(&message, &addresses, bridge))?;
+    Ok(index)
+}
+
+fn differences(message: &LinkMessage, addresses: &[Ipv4Net], bridge: &Bridge) -> Vec<NetError> {
+    let mut differences = Vec::new();
+    if link::mac(message) != Some(bridge.mac) {
+        let found = link::mac(message).map_or("none".into(), |mac| Mac(mac).to_string());
+        differences.push(NetError::differs(
             format!("the MAC of {}", bridge.name),
             found,
             Mac(bridge.mac),
         ));
     }
     if !message.header.flags.contains(LinkFlags::Up) {
-        return Err(NetError::differs(
+        differences.push(NetError::differs(
             format!("the state of {}", bridge.name),
             "down",
             "up",
         ));
     }
-    let found = link::addresses(rtnl, index, &bridge.name).await?;
-    if found != [bridge.address] {
-        return Err(NetError::differs(
+    if addresses != [bridge.address] {
+        differences.push(NetError::differs(
             format!("the address of {}", bridge.name),
-            link::list(&found),
+            link::list(addresses),
             bridge.address,
         ));
     }
-    Ok(index)
+    differences
 }
 
 /// Makes the host side of a veth a port that can be neither heard by others nor learnt from.
@@ -247,7 +253,7 @@ pub(crate) fn port_flags() -> [InfoBridgePort; 7] {
 /// Compares a port's flags and its bridge.
 ///
 /// # Errors
-/// `NoLink` or `Differs`.
+/// `NoLink`, or every difference; what is no port of the bridge has no flags to compare.
 pub async fn check_port(rtnl: &Rtnl, bridge: u32, name: &str) -> Result<(), NetError> {
     let message = link::find(rtnl, name)
         .await?
@@ -268,22 +274,28 @@ pub async fn check_port(rtnl: &Rtnl, bridge: u32, name: &str) -> Result<(), NetE
             format!("ifindex {bridge}"),
         ));
     }
-    let flags = link::infos(&message)
+    let flags = flags_of(&message);
+    let differences = port_flags()
+        .into_iter()
+        .filter(|wanted| !flags.contains(wanted))
+        .map(|wanted| {
+            NetError::differs(
+                format!("bridge port {name}"),
+                "set otherwise",
+                format!("{wanted:?}"),
+            )
+        });
+    NetError::of_all(differences.collect())
+}
+
+/// How a port of a bridge is set; nothing for what is none.
+pub(crate) fn flags_of(message: &LinkMessage) -> &[InfoBridgePort] {
+    link::infos(message)
         .find_map(|info| match info {
             LinkInfo::PortData(InfoPortData::BridgePort(flags)) => Some(flags.as_slice()),
             _ => None,
         })
-        .unwrap_or_default();
-    for wanted in port_flags() {
-        if !flags.contains(&wanted) {
-            return Err(NetError::differs(
-                format!("bridge port {name}"),
-                "set otherwise",
-                format!("{wanted:?}"),
-            ));
-        }
-    }
-    Ok(())
+        .unwrap_or_default()
 }
 
 /// Writes the pod's entry into the forwarding table and its permanent neighbour on the bridge.
@@ -393,7 +405,7 @@ pub async fn announced_mac(rtnl: &Rtnl, port: u32) -> Result<Option<[u8; 6]>, Ne
 /// Compares the pod's entries with what [`announce`] writes.
 ///
 /// # Errors
-/// `Differs` when one is missing or another.
+/// Every one that is missing or another.
 pub async fn check_announced(
     rtnl: &Rtnl,
     bridge: u32,
@@ -401,23 +413,23 @@ pub async fn check_announced(
     address: Ipv4Addr,
     mac: [u8; 6],
 ) -> Result<(), NetError> {
+    let mut differences = Vec::new();
     let neighbour = link::permanent_neighbour(rtnl, bridge, address).await?;
     if neighbour != Some(mac) {
-        return Err(NetError::differs(
+        differences.push(NetError::differs(
             format!("the permanent neighbour {address} on the bridge"),
             neighbour.map_or("none".into(), |found| Mac(found).to_string()),
             Mac(mac),
         ));
     }
-    if announced_mac(rtnl, port).await? == Some(mac) {
-        Ok(())
-    } else {
-        Err(NetError::differs(
+    if announced_mac(rtnl, port).await? != Some(mac) {
+        differences.push(NetError::differs(
             format!("the forwarding entry for {}", Mac(mac)),
             "missing",
             "static on the pod's port",
-        ))
+        ));
     }
+    NetError::of_all(differences)
 }
 
 /// The address of an IPv4 neighbour entry.

@@ -11,14 +11,13 @@ use std::{
 use futures_util::TryStreamExt;
 use netlink_packet_route::{
     AddressFamily,
-    link::{InfoPortData, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    link::{LinkAttribute, LinkFlags, LinkMessage},
     neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
 
 use crate::{
-    bridge::{neighbour_address, port_flags},
+    bridge::{flags_of, neighbour_address, port_flags},
     error::NetError,
-    link,
     rtnl::{Doing, Rtnl},
 };
 
@@ -103,22 +102,25 @@ impl Ports {
         Ok(ports)
     }
 
-    /// Compares one pod's link with what an ADD makes; the most serious difference comes first.
-    ///
-    /// # Errors
-    /// The difference.
-    pub fn check(
+    /// How one pod's link differs from what an ADD makes, the most serious difference first; empty when it is right. Of a
+    /// link that is gone, or another's, nothing else is said.
+    #[must_use]
+    pub fn faults(
         &self,
         name: &str,
         index: u32,
         address: Ipv4Addr,
         mac: [u8; 6],
-    ) -> Result<(), PortFault> {
-        let link = self.links.get(name).ok_or(PortFault::Gone)?;
+    ) -> Vec<PortFault> {
+        let link = match self.links.get(name) {
+            None => return vec![PortFault::Gone],
+            Some(link) if link.index != index => return vec![PortFault::Other],
+            Some(link) => link,
+        };
         let faults = [
-            (link.index != index, PortFault::Other),
             (!link.is_port, PortFault::NotAPort),
-            (!link.is_isolated, PortFault::Flags),
+            // what is no port has no flags
+            (link.is_port && !link.is_isolated, PortFault::Flags),
             (
                 self.neighbours.get(&address) != Some(&mac),
                 PortFault::Neighbour,
@@ -129,21 +131,14 @@ impl Ports {
             ),
             (!link.is_up, PortFault::Down),
         ];
-        match faults.iter().find(|(found, _)| *found) {
-            Some((_, fault)) => Err(*fault),
-            None => Ok(()),
-        }
+        let found = faults.iter().filter(|(found, _)| *found);
+        found.map(|(_, fault)| *fault).collect()
     }
 }
 
 impl Link {
     fn of(message: &LinkMessage, bridge: u32) -> Self {
-        let flags = link::infos(message)
-            .find_map(|info| match info {
-                LinkInfo::PortData(InfoPortData::BridgePort(flags)) => Some(flags.as_slice()),
-                _ => None,
-            })
-            .unwrap_or_default();
+        let flags = flags_of(message);
         Self {
             index: message.header.index,
             is_port: message
@@ -200,32 +195,49 @@ mod tests {
         }
     }
 
+    fn faults(change: fn(&mut Ports)) -> Vec<PortFault> {
+        let mut ports = sound();
+        change(&mut ports);
+        ports.faults("agt0", 7, ADDRESS, MAC)
+    }
+
+    fn link(ports: &mut Ports) -> &mut Link {
+        ports.links.get_mut("agt0").unwrap()
+    }
+
     #[test]
     fn each_difference_is_named() {
-        let check = |change: fn(&mut Ports)| {
-            let mut ports = sound();
-            change(&mut ports);
-            ports.check("agt0", 7, ADDRESS, MAC)
+        for (change, found) in [
+            ((|_| {}) as fn(&mut Ports), &[][..]),
+            (|p| p.links.clear(), &[PortFault::Gone]),
+            (|p| link(p).index = 8, &[PortFault::Other]),
+            (|p| link(p).is_port = false, &[PortFault::NotAPort]),
+            (|p| link(p).is_isolated = false, &[PortFault::Flags]),
+            (|p| p.neighbours.clear(), &[PortFault::Neighbour]),
+            (|p| p.forwarding.clear(), &[PortFault::Forwarding]),
+            (|p| link(p).is_up = false, &[PortFault::Down]),
+        ] {
+            assert_eq!(faults(change), found);
+        }
+    }
+
+    #[test]
+    fn several_differences_are_named_together_and_of_a_link_that_is_gone_nothing_else() {
+        let broken = |p: &mut Ports| {
+            p.neighbours.clear();
+            p.forwarding.clear();
+            let link = link(p);
+            (link.is_isolated, link.is_up) = (false, false);
         };
-        assert_eq!(check(|_| {}), Ok(()));
-        assert_eq!(check(|p| p.links.clear()), Err(PortFault::Gone));
         assert_eq!(
-            check(|p| p.links.get_mut("agt0").unwrap().index = 8),
-            Err(PortFault::Other)
+            faults(broken),
+            [
+                PortFault::Flags,
+                PortFault::Neighbour,
+                PortFault::Forwarding,
+                PortFault::Down
+            ]
         );
-        assert_eq!(
-            check(|p| p.links.get_mut("agt0").unwrap().is_port = false),
-            Err(PortFault::NotAPort)
-        );
-        assert_eq!(
-            check(|p| p.links.get_mut("agt0").unwrap().is_isolated = false),
-            Err(PortFault::Flags)
-        );
-        assert_eq!(check(|p| p.neighbours.clear()), Err(PortFault::Neighbour));
-        assert_eq!(check(|p| p.forwarding.clear()), Err(PortFault::Forwarding));
-        assert_eq!(
-            check(|p| p.links.get_mut("agt0").unwrap().is_up = false),
-            Err(PortFault::Down)
-        );
+        assert_eq!(faults(|p| *p = Ports::default()), [PortFault::Gone]);
     }
 }

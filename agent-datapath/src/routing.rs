@@ -56,23 +56,13 @@ impl PolicyRoute {
             .execute()
             .await
             .doing(|| format!("add the local default route to table {}", self.table))?;
-        let mut present = false;
-        for rule in rules_to(rtnl, self.table).await? {
-            if !present && self.is_this(&rule) {
-                present = true;
-            } else {
-                delete_rule(rtnl, rule).await?;
-            }
-        }
-        if !present {
-            let rule = new_rule(self.pref, RuleAction::ToTable)
-                .with(RuleAttribute::Iifname(self.iif.clone()))
-                .with(RuleAttribute::Table(self.table))
-                .with(RuleAttribute::FwMark(self.mark))
-                .with(RuleAttribute::FwMask(self.mask));
-            add_rule(rtnl, rule, || self.describe_rule()).await?;
-        }
-        Ok(())
+        let rule = new_rule(self.pref, RuleAction::ToTable)
+            .with(RuleAttribute::Iifname(self.iif.clone()))
+            .with(RuleAttribute::Table(self.table))
+            .with(RuleAttribute::FwMark(self.mark))
+            .with(RuleAttribute::FwMask(self.mask));
+        let is_this = |rule: &RuleMessage| self.is_this(rule);
+        ensure_only_rule(rtnl, self.table, is_this, rule, || self.describe_rule()).await
     }
 
     /// Removes the rules that lead to our table, and whatever is in it; fine when they are gone.
@@ -181,6 +171,28 @@ async fn add_rule(
         .await
         .doing_unless(libc::EEXIST, describe)?;
     Ok(())
+}
+
+/// Makes one rule lead to a table of ours: of those that are as wanted one stays, and every other goes.
+async fn ensure_only_rule(
+    rtnl: &Rtnl,
+    table: u32,
+    is_wanted: impl Fn(&RuleMessage) -> bool,
+    wanted: RuleMessage,
+    describe: impl FnOnce() -> String,
+) -> Result<(), NetError> {
+    let mut present = false;
+    for rule in rules_to(rtnl, table).await? {
+        if !present && is_wanted(&rule) {
+            present = true;
+        } else {
+            delete_rule(rtnl, rule).await?;
+        }
+    }
+    match present {
+        true => Ok(()),
+        false => add_rule(rtnl, wanted, describe).await,
+    }
 }
 
 /// Removes a rule; fine when it is gone.

@@ -140,6 +140,37 @@ fn whatever_is_broken_on_the_node_is_found_and_mended() {
 }
 
 #[test]
+fn everything_that_differs_of_the_bridge_and_of_a_port_is_named() {
+    in_new_namespace(|node| async move {
+        let index = ensure_node(&node).await.unwrap();
+        run("ip link add port type veth peer name end");
+        let rtnl = Rtnl::connect().unwrap();
+        let port = link::index_of(&rtnl, "port").await.unwrap().unwrap();
+        bridge::add_port(&rtnl, index, port, "port").await.unwrap();
+        bridge::check_port(&rtnl, index, "port").await.unwrap();
+        run("bridge link set dev port isolated off learning on");
+        let said = bridge::check_port(&rtnl, index, "port").await;
+        let said = said.unwrap_err().to_string();
+        for one in ["Isolated(true)", "Learning(false)"] {
+            assert!(said.contains(one), "{one}: {said}");
+        }
+        run(
+            "ip link set agentcni0 down; ip link set agentcni0 address 02:00:00:00:00:99; \
+             ip addr add 192.0.2.1/24 dev agentcni0",
+        );
+        let error = bridge::check(&rtnl, &node.bridge).await.unwrap_err();
+        assert!(error.is_difference(), "{error}");
+        for one in [
+            "the MAC of agentcni0",
+            "the state of agentcni0 is down",
+            "the address of agentcni0",
+        ] {
+            assert!(error.to_string().contains(one), "{one}: {error}");
+        }
+    });
+}
+
+#[test]
 fn removing_the_node_puts_back_what_was_there_before() {
     in_new_namespace(|node| async move {
         run(

@@ -47,8 +47,14 @@ pub(crate) struct Outcome {
 /// How a pod's attachment is broken.
 #[derive(Debug)]
 struct Broken {
-    port: Option<PortFault>,
+    port: Vec<PortFault>,
     program: Option<String>,
+}
+
+impl Broken {
+    fn has(&self, fault: PortFault) -> bool {
+        self.port.contains(&fault)
+    }
 }
 
 /// Looks at every attached pod, and mends what differs from what an ADD makes.
@@ -67,7 +73,7 @@ pub(crate) async fn mend(node: &Node, dir: &StateDir, rtnl: &Rtnl) -> Result<Out
         let Some(broken) = look(node, &ports, &attachment) else {
             continue;
         };
-        if let Some(PortFault::Gone | PortFault::Other) = broken.port {
+        if broken.has(PortFault::Gone) || broken.has(PortFault::Other) {
             outcome.notes.push(format!(
                 "pod {}/{} has lost its link {}: recreate it",
                 attachment.pod.namespace, attachment.pod.name, attachment.host_veth
@@ -85,14 +91,12 @@ pub(crate) async fn mend(node: &Node, dir: &StateDir, rtnl: &Rtnl) -> Result<Out
 
 fn look(node: &Node, ports: &Ports, attachment: &Attachment) -> Option<Broken> {
     let broken = Broken {
-        port: ports
-            .check(
-                &attachment.host_veth,
-                attachment.ifindex,
-                attachment.fake_ip,
-                attachment.mac.octets(),
-            )
-            .err(),
+        port: ports.faults(
+            &attachment.host_veth,
+            attachment.ifindex,
+            attachment.fake_ip,
+            attachment.mac.octets(),
+        ),
         program: node
             .plane
             .check_pod(
@@ -103,7 +107,7 @@ fn look(node: &Node, ports: &Ports, attachment: &Attachment) -> Option<Broken> {
             .err()
             .map(|error| error.to_string()),
     };
-    (broken.port.is_some() || broken.program.is_some()).then_some(broken)
+    (!broken.port.is_empty() || broken.program.is_some()).then_some(broken)
 }
 
 /// Mends one pod, unless a verb is at work on it, or it was mended or deleted meanwhile.
@@ -138,7 +142,7 @@ async fn restore(
     broken: &Broken,
 ) -> Result<Found, CniError> {
     let (index, veth) = (attachment.ifindex, attachment.host_veth.as_str());
-    let joins = broken.port == Some(PortFault::NotAPort);
+    let joins = broken.has(PortFault::NotAPort);
     if joins {
         link::set_down(rtnl, index, veth).await?;
     }
@@ -150,25 +154,27 @@ async fn restore(
             &error,
         ));
     }
-    if joins || broken.port == Some(PortFault::Flags) {
+    if joins || broken.has(PortFault::Flags) {
         bridge::add_port(rtnl, node.bridge, index, veth).await?;
     }
-    if broken.port.is_some() {
+    if !broken.port.is_empty() {
         let mac = attachment.mac.octets();
         bridge::announce(rtnl, node.bridge, index, attachment.fake_ip, mac).await?;
         link::set_up(rtnl, index, veth).await?;
     }
-    let causes = [
-        broken.port.map(|fault| fault.to_string()),
-        broken.program.clone(),
-    ];
+    let causes: Vec<String> = broken
+        .port
+        .iter()
+        .map(ToString::to_string)
+        .chain(broken.program.clone())
+        .collect();
     Ok(Found::new(
         Kind::Pod,
         format!(
             "pod {}/{} on {veth}: {}",
             attachment.pod.namespace,
             attachment.pod.name,
-            causes.into_iter().flatten().collect::<Vec<_>>().join("; ")
+            causes.join("; ")
         ),
     ))
 }

@@ -14,7 +14,7 @@ use netlink_packet_route::{
 use rtnetlink::RouteMessageBuilder;
 
 use super::{
-    RuleParts, add_rule, delete_route, delete_rule, destination, new_rule, remove_table, routes,
+    RuleParts, delete_route, destination, ensure_only_rule, new_rule, remove_table, routes,
     rules_to, table,
 };
 use crate::{
@@ -44,21 +44,11 @@ impl PoolRoute {
     /// `Refused` when the kernel says no.
     pub async fn close(&self, rtnl: &Rtnl) -> Result<(), NetError> {
         self.put(rtnl, self.blackhole(), "the blackhole").await?;
-        let mut present = false;
-        for rule in rules_to(rtnl, self.table).await? {
-            if !present && self.is_this(&rule) {
-                present = true;
-            } else {
-                delete_rule(rtnl, rule).await?;
-            }
-        }
-        if !present {
-            let rule = new_rule(self.pref, RuleAction::ToTable)
-                .with(RuleAttribute::Table(self.table))
-                .to(self.pool());
-            add_rule(rtnl, rule, || self.describe_rule()).await?;
-        }
-        Ok(())
+        let rule = new_rule(self.pref, RuleAction::ToTable)
+            .with(RuleAttribute::Table(self.table))
+            .to(self.pool());
+        let is_this = |rule: &RuleMessage| self.is_this(rule);
+        ensure_only_rule(rtnl, self.table, is_this, rule, || self.describe_rule()).await
     }
 
     /// Opens the way by the bridge, which is up, and removes others from our table.
