@@ -129,12 +129,37 @@ impl Compat {
         ifindex: u32,
         pod: &PodEndpoint,
     ) -> Result<(), NetError> {
-        if nix::net::if_::if_nametoindex(ifname) != Ok(ifindex) {
-            return Err(NetError::NoLink {
-                name: format!("{ifname} with index {ifindex}"),
-            });
+        self.attach_pods(&[HostPod {
+            ifname: ifname.to_owned(),
+            ifindex,
+            endpoint: *pod,
+        }])
+    }
+
+    /// As [`Self::attach_pod`], of several in one transaction: each waits until the kernel has let go of the rules before, which
+    /// takes it longer than everything else.
+    ///
+    /// # Errors
+    /// As [`Self::attach_pod`]; then none of them has changed.
+    pub fn attach_pods(&self, pods: &[HostPod]) -> Result<(), NetError> {
+        let mut changes = Vec::new();
+        for HostPod {
+            ifname,
+            ifindex,
+            endpoint,
+        } in pods
+        {
+            if nix::net::if_::if_nametoindex(ifname.as_str()) != Ok(*ifindex) {
+                return Err(NetError::NoLink {
+                    name: format!("{ifname} with index {ifindex}"),
+                });
+            }
+            changes.push((
+                ifname.as_str(),
+                Some(pod::chains(ifname, *ifindex, endpoint)),
+            ));
         }
-        self.change(ifname, Some(&pod::chains(ifname, ifindex, pod)))
+        self.change(&changes)
     }
 
     /// Lets go of a pod, and folds its counters into the retired ones, in one transaction. Fine when there is nothing.
@@ -142,32 +167,44 @@ impl Compat {
     /// # Errors
     /// `Refused` when the kernel says no.
     pub fn detach_pod(&self, ifname: &str) -> Result<(), NetError> {
-        self.change(ifname, None)
+        self.change(&[(ifname, None)])
     }
 
-    /// Makes a pod's chains be as given, or be gone.
-    fn change(&self, ifname: &str, wanted: Option<&[Chain; 4]>) -> Result<(), NetError> {
+    /// Makes pods' chains be as given, or be gone, in one transaction.
+    fn change(&self, pods: &[(&str, Option<[Chain; 4]>)]) -> Result<(), NetError> {
         let socket = nft::open()?;
-        let doing = failed("write", Some(ifname));
+        let doing = failed("write", pods.first().map(|(ifname, _)| *ifname));
         for _ in 0..TRIES {
             let generation = nft::read::generation(&socket).map_err(&doing)?;
-            let found = Found::read(&socket, ifname).map_err(&doing)?;
-            match wanted {
-                None if found.is_nothing() => return Ok(()),
-                Some(chains)
-                    if found.leads && difference(&socket, chains).map_err(&doing)?.is_none() =>
-                {
-                    return Ok(());
+            let mut due = Vec::new();
+            for (ifname, wanted) in pods {
+                let found = Found::read(&socket, ifname).map_err(&doing)?;
+                let right = match wanted {
+                    None => found.is_nothing(),
+                    Some(chains) => {
+                        found.leads && difference(&socket, chains).map_err(&doing)?.is_none()
+                    }
+                };
+                if !right {
+                    due.push((*ifname, found, wanted));
                 }
-                _ => {}
+            }
+            if due.is_empty() {
+                return Ok(());
             }
             // with nothing to replace there is nothing that somebody else could have changed
-            let guard = (!found.is_nothing()).then_some(generation);
-            let mut batch = Batch::begin(Family::Bridge, TABLE, guard);
-            found.remove(&socket, ifname, &mut batch).map_err(&doing)?;
-            if let Some(chains) = wanted {
-                add(&mut batch, ifname, chains);
+            let replaces = due.iter().any(|(_, found, _)| !found.is_nothing());
+            let mut batch = Batch::begin(Family::Bridge, TABLE, replaces.then_some(generation));
+            let mut sums = Sums::default();
+            for (ifname, found, wanted) in due {
+                found
+                    .remove(&socket, ifname, &mut batch, &mut sums)
+                    .map_err(&doing)?;
+                if let Some(chains) = wanted {
+                    add(&mut batch, ifname, chains);
+                }
             }
+            retire(&socket, &mut batch, sums).map_err(&doing)?;
             if commit(&socket, &batch.end()).map_err(&doing)? {
                 return Ok(());
             }
@@ -265,12 +302,17 @@ impl Found {
         !self.mapped && self.chains.is_empty()
     }
 
-    /// Takes it away, and its counters into the retired ones.
-    fn remove(&self, socket: &NetfilterSocket, ifname: &str, batch: &mut Batch) -> io::Result<()> {
+    /// Takes it away, and adds what it has counted to the sums.
+    fn remove(
+        &self,
+        socket: &NetfilterSocket,
+        ifname: &str,
+        batch: &mut Batch,
+        sums: &mut Sums,
+    ) -> io::Result<()> {
         if self.mapped {
             batch.delete_key(table::PODS, &interface(ifname));
         }
-        let mut sums = Sums::default();
         for name in &self.chains {
             sums.add(&nft::read::rules(
                 socket,
@@ -283,21 +325,26 @@ impl Found {
         for name in &self.chains {
             batch.delete_chain(name);
         }
-        if sums.is_zero() {
-            return Ok(());
-        }
-        let retired = nft::read::rules(socket, Family::Bridge, TABLE, Some(table::RETIRED))?;
-        let stamp = retired
-            .first()
-            .and_then(|rule| encode::stamp(&rule.userdata));
-        // a table that somebody took the chain out of is about to be written anew
-        if let Some(stamp) = stamp {
-            sums.add(&retired);
-            batch.flush_chain(table::RETIRED);
-            batch.add_rules(&table::retired(|reason| sums.of(reason)), stamp);
-        }
         Ok(())
     }
+}
+
+/// Adds these to the retired counters.
+fn retire(socket: &NetfilterSocket, batch: &mut Batch, mut sums: Sums) -> io::Result<()> {
+    if sums.is_zero() {
+        return Ok(());
+    }
+    let retired = nft::read::rules(socket, Family::Bridge, TABLE, Some(table::RETIRED))?;
+    let stamp = retired
+        .first()
+        .and_then(|rule| encode::stamp(&rule.userdata));
+    // a table that somebody took the chain out of is about to be written anew
+    if let Some(stamp) = stamp {
+        sums.add(&retired);
+        batch.flush_chain(table::RETIRED);
+        batch.add_rules(&table::retired(|reason| sums.of(reason)), stamp);
+    }
+    Ok(())
 }
 
 fn add(batch: &mut Batch, ifname: &str, chains: &[Chain; 4]) {

@@ -90,6 +90,7 @@ impl Plane {
                 Self::Compat(Compat::ensure_with(config, &there)?)
             }
         };
+        // those of the iptables-compat mode are there by now, unless one has just come
         for pod in pods.iter().filter(is_there) {
             match plane.attach_pod(&pod.ifname, pod.ifindex, &pod.endpoint) {
                 // it went meanwhile
@@ -174,6 +175,19 @@ impl Plane {
             Self::Compat(compat) => compat.attach_pod(ifname, ifindex, pod)?,
         }
         Ok(())
+    }
+
+    /// As [`Self::attach_pod`], of several, in one step where the mode has one.
+    ///
+    /// # Errors
+    /// As [`Self::attach_pod`], of any of them.
+    pub fn attach_pods(&self, pods: &[HostPod]) -> Result<(), PlaneError> {
+        match self {
+            Self::Ebpf(_) => pods
+                .iter()
+                .try_for_each(|pod| self.attach_pod(&pod.ifname, pod.ifindex, &pod.endpoint)),
+            Self::Compat(compat) => Ok(compat.attach_pods(pods)?),
+        }
     }
 
     /// Lets go of a pod and folds its counters into the node's. Fine when there is nothing of it, or its interface is

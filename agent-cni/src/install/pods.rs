@@ -14,12 +14,14 @@
 //!   policy rule asks for the bridge's name.
 //! - Port not isolated: the program of each port lets only frames for the gateway pass.
 //!
-//! So a link joins the bridge only while it is down, and goes up when its program is right. A pod whose link is gone
+//! So a link joins the bridge with its program right, or while it is down, and goes up when its program is right. A pod whose link is gone
 //! cannot be mended: only its runtime can make it anew.
 
 use agent_core::attachment::Attachment;
 use agent_datapath::{
-    bridge, link,
+    bridge,
+    compat::HostPod,
+    link,
     ports::{PortFault, Ports},
     rtnl::Rtnl,
 };
@@ -30,7 +32,7 @@ use crate::{
     command::Target,
     error::CniError,
     node::{Node, datapath_error, endpoint},
-    state::StateDir,
+    state::{Pending, StateDir},
 };
 
 /// What a look at all pods came to.
@@ -57,7 +59,14 @@ impl Broken {
     }
 }
 
-/// Looks at every attached pod, and mends what differs from what an ADD makes.
+/// A pod that is broken, which no verb works on until this is gone.
+struct Held {
+    attachment: Attachment,
+    broken: Broken,
+}
+
+/// Looks at every attached pod, and mends what differs from what an ADD makes: all of them together, because what breaks
+/// a node breaks all of its pods.
 ///
 /// # Errors
 /// The pods cannot be looked at.
@@ -65,6 +74,7 @@ pub(crate) async fn mend(node: &Node, dir: &StateDir, rtnl: &Rtnl) -> Result<Out
     let ports = Ports::look(rtnl, node.bridge).await?;
     let boot = clock::boot_id();
     let mut outcome = Outcome::default();
+    let mut locked = Vec::new();
     for attachment in dir.attachments()? {
         // links of another boot are gone, and with them their pods
         if attachment.boot_id != boot {
@@ -80,13 +90,75 @@ pub(crate) async fn mend(node: &Node, dir: &StateDir, rtnl: &Rtnl) -> Result<Out
             ));
             continue;
         }
-        match mend_one(node, dir, rtnl, &attachment).await {
-            Ok(Some(found)) => outcome.found.push(found),
+        let target = Target {
+            container_id: attachment.container_id.clone(),
+            ifname: attachment.ifname.clone(),
+        };
+        match dir.try_lock_attachment(&target) {
+            Ok(Some(pending)) => locked.push((pending, target, attachment)),
+            // a verb is at work on it
             Ok(None) => {}
+            Err(error) => outcome.error = Some(error.into()),
+        }
+    }
+    if locked.is_empty() {
+        return Ok(outcome);
+    }
+    let done = mend_locked(node, dir, rtnl, &locked, &mut outcome).await;
+    for (pending, ..) in locked {
+        pending.done()?;
+    }
+    done?;
+    Ok(outcome)
+}
+
+/// Mends pods that no verb is at work on; some of them were mended or deleted since they were looked at.
+async fn mend_locked(
+    node: &Node,
+    dir: &StateDir,
+    rtnl: &Rtnl,
+    locked: &[(Pending, Target, Attachment)],
+    outcome: &mut Outcome,
+) -> Result<(), CniError> {
+    let ports = Ports::look(rtnl, node.bridge).await?;
+    let mut held = Vec::new();
+    for (_, target, attachment) in locked {
+        if dir.attachment(target)?.as_ref() == Some(attachment)
+            && let Some(broken) = look(node, &ports, attachment)
+        {
+            held.push(Held {
+                attachment: attachment.clone(),
+                broken,
+            });
+        }
+    }
+    // a link joins the bridge only while it is down, or with its program right
+    for pod in &held {
+        if pod.broken.has(PortFault::NotAPort) && pod.broken.program.is_some() {
+            let attachment = &pod.attachment;
+            link::set_down(rtnl, attachment.ifindex, &attachment.host_veth).await?;
+        }
+    }
+    let programs: Vec<HostPod> = held
+        .iter()
+        .filter(|pod| pod.broken.program.is_some())
+        .map(|pod| HostPod {
+            ifname: pod.attachment.host_veth.clone(),
+            ifindex: pod.attachment.ifindex,
+            endpoint: endpoint(&pod.attachment),
+        })
+        .collect();
+    if let Err(error) = node.plane.attach_pods(&programs) {
+        // one that cannot be mended keeps no other from it: each gets its own again below
+        tracing::debug!(%error, "not all pods at once");
+    }
+    for pod in &held {
+        match restore(node, rtnl, pod).await {
+            Ok(found) => outcome.found.push(found),
             Err(error) => outcome.error = Some(error),
         }
     }
-    Ok(outcome)
+    Ok(())
 }
 
 fn look(node: &Node, ports: &Ports, attachment: &Attachment) -> Option<Broken> {
@@ -110,51 +182,20 @@ fn look(node: &Node, ports: &Ports, attachment: &Attachment) -> Option<Broken> {
     (!broken.port.is_empty() || broken.program.is_some()).then_some(broken)
 }
 
-/// Mends one pod, unless a verb is at work on it, or it was mended or deleted meanwhile.
-async fn mend_one(
-    node: &Node,
-    dir: &StateDir,
-    rtnl: &Rtnl,
-    attachment: &Attachment,
-) -> Result<Option<Found>, CniError> {
-    let target = Target {
-        container_id: attachment.container_id.clone(),
-        ifname: attachment.ifname.clone(),
-    };
-    let Some(pending) = dir.try_lock_attachment(&target)? else {
-        return Ok(None);
-    };
-    let mut mended = Ok(None);
-    if dir.attachment(&target)?.as_ref() == Some(attachment) {
-        let ports = Ports::look(rtnl, node.bridge).await?;
-        if let Some(broken) = look(node, &ports, attachment) {
-            mended = restore(node, rtnl, attachment, &broken).await.map(Some);
-        }
-    }
-    pending.done()?;
-    mended
-}
-
-async fn restore(
-    node: &Node,
-    rtnl: &Rtnl,
-    attachment: &Attachment,
-    broken: &Broken,
-) -> Result<Found, CniError> {
+async fn restore(node: &Node, rtnl: &Rtnl, pod: &Held) -> Result<Found, CniError> {
+    let Held { attachment, broken } = pod;
     let (index, veth) = (attachment.ifindex, attachment.host_veth.as_str());
-    let joins = broken.has(PortFault::NotAPort);
-    if joins {
-        link::set_down(rtnl, index, veth).await?;
-    }
     // at once: taking the link down first would take as long
-    if let Err(error) = node.plane.attach_pod(veth, index, &endpoint(attachment)) {
+    if broken.program.is_some()
+        && let Err(error) = node.plane.attach_pod(veth, index, &endpoint(attachment))
+    {
         link::set_down(rtnl, index, veth).await?;
         return Err(datapath_error(
             &format!("attach the program to {veth} again; the link is down until then"),
             &error,
         ));
     }
-    if joins || broken.has(PortFault::Flags) {
+    if broken.has(PortFault::NotAPort) || broken.has(PortFault::Flags) {
         bridge::add_port(rtnl, node.bridge, index, veth).await?;
     }
     if !broken.port.is_empty() {
