@@ -210,8 +210,20 @@ fn what_overlaps_is_taken_away_by_what_doctor_says_and_the_bridge_keeps_its_rout
     }
 }
 
+/// The command that a remedy has in parentheses.
+#[track_caller]
+fn command_in(remedy: &str) -> &str {
+    let command = remedy.split_once('(').unwrap_or_else(|| panic!("{remedy}"));
+    command.1.split(')').next().unwrap()
+}
+
+/// Whether the kernel has the TCX hook; those before 6.6 have not.
+fn has_tcx(node: &Node) -> bool {
+    node.succeeds("[ $(printf '6.6\n%s\n' $(uname -r) | sort -V | head -1) = 6.6 ]")
+}
+
 #[test]
-fn programs_of_others_before_ours_are_named_with_where_to_look() {
+fn programs_of_others_are_taken_off_by_what_doctor_says() {
     // a program that is somebody else's on every other node
     let owner = Patient::new("ebpf");
     let shown = owner.node.sh(&format!(
@@ -224,29 +236,108 @@ fn programs_of_others_before_ours_are_named_with_where_to_look() {
         let veth = patient
             .node
             .sh("ip -o link | grep -o 'agt[0-9a-f]*' | head -1");
-        let devices: &[&str] = match mode {
-            "ebpf" => &["agentcni0"],
-            _ => &["agentcni0", veth.trim()],
-        };
-        for device in devices {
-            let attach = format!("bpftool net attach tcx_ingress id {id} dev {device}");
-            if !patient.node.succeeds(&attach) {
-                // kernels before 6.6 have no such hook
-                let old = "[ $(printf '6.6\n%s\n' $(uname -r) | sort -V | head -1) != 6.6 ]";
-                assert!(patient.node.succeeds(old), "{attach}");
-                continue;
+        for device in ["agentcni0", veth.trim()] {
+            let tcx = format!("bpftool net attach tcx_ingress id {id} dev {device}");
+            let theirs = patient
+                .node
+                .files()
+                .join("bpf/theirs")
+                .display()
+                .to_string();
+            let filter = format!(
+                "bpftool prog pin id {id} {theirs}; tc qdisc add dev {device} clsact 2>/dev/null; \
+                 tc filter add dev {device} ingress protocol all pref 7 bpf da pinned {theirs}; rm {theirs}",
+            );
+            for (attach, is_tcx) in [(&tcx, true), (&filter, false)] {
+                if is_tcx && !has_tcx(&patient.node) {
+                    continue;
+                }
+                patient.sh(attach);
+                // TCX comes before filters; on a pod's link in ebpf mode ours is the first there
+                let before = match (device, mode) {
+                    ("agentcni0", _) => is_tcx,
+                    (_, mode) => mode == MODES[1],
+                };
+                let place = if before { "before" } else { "behind" };
+                // a filter has a name of its own for its program
+                let says = format!(") is on {device} too, {place}");
+                let remedy = patient.named("other-programs", &says);
+                let level = &patient.complaints()["other-programs"]["level"];
+                let is_lock = before && device == "agentcni0";
+                assert_eq!(*level, if is_lock { "fail" } else { "warn" }, "{attach}");
+                patient.sh(&format!("bpftool prog show id {id}"));
+                patient.sh(command_in(&remedy));
+                patient.well();
             }
-            let says = format!("program {id} (pod_ingress) is on {device} too, before");
-            let remedy = patient.named("other-programs", &says);
-            for how in [
-                format!("bpftool prog show id {id}"),
-                format!("bpftool net show dev {device}"),
-            ] {
-                assert!(remedy.contains(&how), "{remedy}");
-                patient.sh(&how);
-            }
-            patient.sh(&format!("bpftool net detach tcx_ingress dev {device}"));
+        }
+    }
+}
+
+#[test]
+fn a_rule_of_others_before_ours_is_named_and_removed_by_what_doctor_says() {
+    for mode in MODES {
+        let patient = Patient::new(mode);
+        patient.sh("ip link add theirs type veth peer name peer; ip link set theirs up; ip link set peer up; \
+                    ip addr add 192.0.2.2/24 dev theirs; ip route add default via 192.0.2.1 dev theirs table 77");
+        let pool = "169.254.9.0/24";
+        for (rule, check, level, says) in [
+            (
+                format!("pref 90 to {pool} lookup 77"),
+                "pool-route",
+                "fail",
+                "before ours (102) and takes what is for pods",
+            ),
+            (
+                "pref 101 to 169.254.9.128/25 lookup 77".into(),
+                "pool-route",
+                "fail",
+                "takes what is for pods",
+            ),
+            (
+                format!("pref 90 to {pool} prohibit"),
+                "pool-route",
+                "fail",
+                "takes what is for pods",
+            ),
+            (
+                format!("pref 90 to {pool} iif theirs lookup 77"),
+                "pool-route",
+                "warn",
+                "may take what is for pods",
+            ),
+            (
+                "pref 90 to 203.0.113.0/24 iif agentcni0 lookup 77".into(),
+                "policy-route",
+                "fail",
+                "comes before ours (10",
+            ),
+            (
+                "pref 90 fwmark 0xa000000/0xf000000 lookup 77".into(),
+                "policy-route",
+                "fail",
+                "comes before ours (10",
+            ),
+        ] {
+            // one of somebody else's with the same preference, which has to stay
+            patient.sh("ip rule add pref 90 to 198.51.100.0/24 iif lo lookup 78");
+            patient.sh(&format!("ip rule add {rule}"));
+            let complaints = patient.complaints();
+            let named = others(&complaints);
+            assert!(named.contains(&check), "{mode}: {rule}: {complaints:#?}");
+            assert!(
+                named
+                    .iter()
+                    .all(|one| ["pool-route", "policy-route"].contains(one)),
+                "{mode}: {rule}: {complaints:#?}"
+            );
+            let finding = &complaints[check];
+            assert_eq!(finding["level"], level, "{mode}: {rule}: {finding}");
+            let found = finding["found"].as_str().unwrap();
+            assert!(found.contains(says), "{mode}: {rule}: {found}");
+            let remedy = finding["remedy"].as_str().unwrap();
+            patient.sh(command_in(remedy));
             patient.well();
+            patient.sh("ip rule del pref 90 to 198.51.100.0/24 iif lo lookup 78");
         }
     }
 }

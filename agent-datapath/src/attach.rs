@@ -75,7 +75,11 @@ impl Datapath {
         }
     }
 
-    /// Whether the interface's pinned link runs the program now; a stale pin is removed.
+    /// Whether the interface's pinned link runs the program now, before all others; a stale pin is removed.
+    ///
+    /// A link cannot be moved, nor a program attached twice: ours is taken off, and attached again before whoever came before
+    /// it. That one may have let everything past ours already; what the bridge brings without a mark is dropped meanwhile, as
+    /// when a program is lost.
     fn adopt_link(
         &self,
         ifname: &str,
@@ -97,6 +101,11 @@ impl Datapath {
                 .fd()
                 .map_err(program_failed("update", "of", ifname))?;
             link.update(fd).map_err(pin_failed("update", ifname))?;
+        }
+        if first_tcx_program(ifname).is_some_and(|first| first != wanted) {
+            link.detach().map_err(pin_failed("detach", ifname))?;
+            remove_file(&path).map_err(pin_failed("remove", ifname))?;
+            return Ok(false);
         }
         Ok(true)
     }

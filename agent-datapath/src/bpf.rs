@@ -21,6 +21,7 @@ const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
 const BPF_SK_LOOKUP: u32 = 36;
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_LINK_TYPE_NETNS: u32 = 5;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 
@@ -117,6 +118,26 @@ pub(crate) fn socket_lookups(netns: &impl AsFd) -> io::Result<Vec<u32>> {
     Ok(ids)
 }
 
+/// The TCX programs at an interface's ingress in their order, each with the ID of its link; 0 for one without.
+pub(crate) fn tcx_links(ifindex: u32) -> io::Result<Vec<(u32, u32)>> {
+    let mut programs = vec![0_u32; MAX_TCX];
+    let mut links = vec![0_u32; MAX_TCX];
+    let mut query = ProgQuery {
+        target_fd: ifindex,
+        attach_type: BPF_TCX_INGRESS,
+        prog_ids: programs.as_mut_ptr() as u64,
+        prog_count: MAX_TCX as u32,
+        link_ids: links.as_mut_ptr() as u64,
+        ..ProgQuery::default()
+    };
+    bpf(BPF_PROG_QUERY, &mut query)?;
+    let count = (query.prog_count as usize).min(MAX_TCX);
+    Ok(programs.into_iter().zip(links).take(count).collect())
+}
+
+/// `BPF_MPROG_MAX`.
+const MAX_TCX: usize = 64;
+
 /// The kernel allows no more in one namespace.
 const MAX_SOCKET_LOOKUPS: usize = 64;
 
@@ -166,6 +187,10 @@ struct ProgQuery {
     prog_ids: u64,
     prog_count: u32,
     padding: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
 }
 
 /// `bpf_attr` of BPF_LINK_DETACH.

@@ -82,14 +82,48 @@ pub(crate) fn attached(ifindex: u32) -> io::Result<Option<u32>> {
     Ok(filters(ifindex)?.iter().find_map(our_program))
 }
 
-/// The programs in filters of others at the interface's ingress, with their names. Filters that run no program are let
+/// A program in a filter of others.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ForeignFilter {
+    /// The program's ID.
+    pub(crate) program: u32,
+    /// Its name.
+    pub(crate) name: String,
+    /// The filter, as `tc filter del` names it.
+    pub(crate) place: String,
+}
+
+/// The programs in filters of others at the interface's ingress. Filters that run no program are let
 /// go by: they are behind ours, which goes first.
-pub(crate) fn foreign(ifindex: u32) -> io::Result<Vec<(u32, String)>> {
+pub(crate) fn foreign(ifindex: u32) -> io::Result<Vec<ForeignFilter>> {
     let filters = filters(ifindex)?;
     let others = filters
         .iter()
         .filter(|filter| our_program(filter).is_none());
-    Ok(others.filter_map(program_of).collect())
+    let programs = others.filter_map(|filter| {
+        let (program, name) = program_of(filter)?;
+        Some(ForeignFilter {
+            program,
+            name,
+            place: place_of(&filter.header),
+        })
+    });
+    Ok(programs.collect())
+}
+
+fn place_of(header: &TcHeader) -> String {
+    /// `ETH_P_ALL`.
+    const ALL: u16 = 3;
+    // TC_H_MAKE: the preference above, the protocol below in network order
+    let [pref, protocol] = [header.info >> 16, header.info & 0xffff];
+    let protocol = match u16::from_be(protocol as u16) {
+        ALL => "all".to_owned(),
+        other => format!("{other:#06x}"),
+    };
+    format!(
+        "protocol {protocol} pref {pref} handle {:#x}",
+        u32::from(header.handle)
+    )
 }
 
 /// The ID and the name of a filter's program.

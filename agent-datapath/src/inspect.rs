@@ -47,6 +47,31 @@ pub struct OtherProgram {
     pub program: ProgramName,
     /// Whether it sees packets before what is ours does, and so decides what that sees.
     pub before: bool,
+    /// Where it is.
+    pub place: Attached,
+}
+
+/// How a program of others is attached, which says how it is taken off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// At the TCX hook by a link of this ID.
+    TcxLink(u32),
+    /// At the TCX hook, without a link.
+    Tcx,
+    /// In a filter, as `tc filter del` names it: `protocol all pref 7 handle 0x1`.
+    Filter(String),
+}
+
+impl OtherProgram {
+    /// The command that takes it off a device.
+    #[must_use]
+    pub fn removal(&self, device: &str) -> String {
+        match &self.place {
+            Attached::TcxLink(id) => format!("bpftool link detach id {id}"),
+            Attached::Tcx => format!("bpftool net detach tcx_ingress dev {device}"),
+            Attached::Filter(filter) => format!("tc filter del dev {device} ingress {filter} bpf"),
+        }
+    }
 }
 
 /// What is ours for an interface, and where.
@@ -67,37 +92,61 @@ pub enum Ours {
 /// When the kernel doesn't tell.
 pub fn others_at_ingress(ifname: &str, ifindex: u32, ours: Ours) -> io::Result<Vec<OtherProgram>> {
     // kernels before 6.6 have no such hook
-    let tcx: Vec<ProgramName> = SchedClassifier::query_tcx(ifname, TcAttachType::Ingress)
+    let tcx = SchedClassifier::query_tcx(ifname, TcAttachType::Ingress)
         .map(|(_, programs)| programs)
-        .unwrap_or_default()
+        .unwrap_or_default();
+    let links = match tcx.is_empty() {
+        true => Vec::new(),
+        false => bpf::tcx_links(ifindex).unwrap_or_default(),
+    };
+    let tcx = tcx
         .iter()
-        .map(|program| ProgramName {
-            id: program.id(),
-            name: String::from_utf8_lossy(program.name()).into_owned(),
+        .map(|program| {
+            let link = links.iter().find(|(id, _)| *id == program.id());
+            let place = match link {
+                Some((_, link)) if *link != 0 => Attached::TcxLink(*link),
+                _ => Attached::Tcx,
+            };
+            let program = ProgramName {
+                id: program.id(),
+                name: String::from_utf8_lossy(program.name()).into_owned(),
+            };
+            (program, place)
         })
         .collect();
     let filters = filter::foreign(ifindex)?;
-    let filters = filters
-        .into_iter()
-        .map(|(id, name)| ProgramName { id, name });
+    let filters = filters.into_iter().map(|filter| {
+        let program = ProgramName {
+            id: filter.program,
+            name: filter.name,
+        };
+        (program, Attached::Filter(filter.place))
+    });
     Ok(others(tcx, filters.collect(), ours))
 }
 
 /// Which of them are others', and before ours: the TCX hook is before all filters, and ours is the first of those. Pure.
-fn others(tcx: Vec<ProgramName>, filters: Vec<ProgramName>, ours: Ours) -> Vec<OtherProgram> {
+fn others(
+    tcx: Vec<(ProgramName, Attached)>,
+    filters: Vec<(ProgramName, Attached)>,
+    ours: Ours,
+) -> Vec<OtherProgram> {
     let is_ours = |program: &ProgramName| ours == Ours::Program(program.id);
-    let at = tcx.iter().position(is_ours).unwrap_or(tcx.len());
+    let at = tcx.iter().position(|(program, _)| is_ours(program));
+    let at = at.unwrap_or(tcx.len());
     let tcx = tcx
         .into_iter()
         .enumerate()
-        .filter(|(_, program)| !is_ours(program))
-        .map(|(place, program)| OtherProgram {
+        .filter(|(_, (program, _))| !is_ours(program))
+        .map(|(at_place, (program, place))| OtherProgram {
             program,
-            before: place < at,
+            before: at_place < at,
+            place,
         });
-    let filters = filters.into_iter().map(|program| OtherProgram {
+    let filters = filters.into_iter().map(|(program, place)| OtherProgram {
         program,
         before: ours == Ours::After,
+        place,
     });
     // the filters are without ours already: our program once more in somebody's filter is somebody's
     tcx.chain(filters).collect()
@@ -168,10 +217,10 @@ pub fn memlock_is_counted() -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn programs(ids: &[u32]) -> Vec<ProgramName> {
-        let program = |id: &u32| ProgramName {
-            id: *id,
-            name: format!("p{id}"),
+    fn programs(ids: &[u32]) -> Vec<(ProgramName, Attached)> {
+        let program = |id: &u32| {
+            let name = format!("p{id}");
+            (ProgramName { id: *id, name }, Attached::Tcx)
         };
         ids.iter().map(program).collect()
     }

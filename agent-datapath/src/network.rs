@@ -22,10 +22,13 @@ use crate::{
         ruleset::{self, Parts},
         value::Family,
     },
-    routing::{DropRules, PolicyRoute, PoolRoute},
+    routing::{self, DropRules, Flow, OwnRules, PolicyRoute, PoolRoute, RuleBefore},
     rtnl::Rtnl,
     sysctl,
 };
+
+/// The flow that the pods' table is for; see [`NodeNetwork::flows`].
+pub const FOR_PODS: &str = "what is for pods";
 
 /// A mark that occupies some bits of a packet's mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +125,62 @@ impl NodeNetwork {
             mark: self.proxy,
             services: self.service_cidrs.clone(),
         }
+    }
+
+    /// What a policy rule of others may not take before ours does.
+    #[must_use]
+    pub fn flows(&self) -> Vec<Flow> {
+        let pool = self.bridge.address.trunc();
+        let of_pods = |what, to, mark, pref| Flow {
+            what,
+            iif: Some(self.bridge.name.clone()),
+            from: Some(pool),
+            to,
+            mark,
+            pref,
+        };
+        let mark = self.proxy.value;
+        let mut flows = vec![
+            Flow {
+                what: FOR_PODS,
+                iif: None,
+                from: None,
+                to: Some(pool),
+                mark: 0,
+                pref: POOL_RULE_PREFERENCE,
+            },
+            match self.mode {
+                Mode::Ebpf => of_pods("what pods send to the proxy", None, mark, self.rule_pref),
+                Mode::IptablesCompat => of_pods(
+                    "what pods send and nothing has redirected",
+                    None,
+                    mark,
+                    DROP_RULE_PREFERENCE,
+                ),
+            },
+        ];
+        flows.extend(self.service_cidrs.iter().map(|services| {
+            of_pods(
+                "what nobody has translated for a Service",
+                Some(services.trunc()),
+                self.service.value,
+                DROP_RULE_PREFERENCE,
+            )
+        }));
+        flows
+    }
+
+    /// Policy rules of others that take what ours are for.
+    ///
+    /// # Errors
+    /// `Refused` when the kernel cannot be asked.
+    pub async fn rules_before(&self, rtnl: &Rtnl) -> Result<Vec<RuleBefore>, NetError> {
+        let own = OwnRules {
+            bridge: self.bridge.name.clone(),
+            drop_pref: DROP_RULE_PREFERENCE,
+            tables: [self.route_table, POOL_ROUTE_TABLE],
+        };
+        routing::rules_before(rtnl, &self.flows(), &own).await
     }
 
     /// The way to the pods.

@@ -17,9 +17,11 @@ use crate::{
     rtnl::{Doing, Rtnl},
 };
 
+mod before;
 mod drop_rules;
 mod pool_route;
 
+pub use before::{Flow, OwnRules, RuleBefore, rules_before};
 pub use drop_rules::DropRules;
 pub use pool_route::PoolRoute;
 

@@ -452,6 +452,12 @@ fn check_sees_a_program_put_before_ours_and_a_lost_link() {
             "{}",
             check()
         );
+        // ours goes before it again, and theirs stays
+        datapath.attach_pod("pod0", index, &pod()).unwrap();
+        datapath.check_pod("pod0", index, &pod()).unwrap();
+        let ours = SchedClassifier::from_pin(pins.program(names::POD_INGRESS)).unwrap();
+        let [ours, others] = [&ours, &theirs].map(|program| program.info().unwrap().id());
+        assert_eq!(tcx_programs("pod0").unwrap(), [ours, others]);
         theirs.detach(link).unwrap();
         datapath.check_pod("pod0", index, &pod()).unwrap();
 

@@ -10,6 +10,8 @@ use agent_datapath::{
     bridge, bridge_filter,
     error::{NetError, some_of},
     footprint::{self, BINARY, CONF, Places, STAGED_BINARY, STAGED_CONF, VERSION_RECORD},
+    inspect::{self, Ours},
+    link,
     load::Datapath,
     network,
     pins::Pins,
@@ -179,6 +181,9 @@ impl Installer {
                 };
                 self.care = Care::Trust;
                 self.every = pace(node.state.mode);
+                outcome
+                    .notes
+                    .extend(of_others(&self.conf, &node.state, &dir).await);
                 self.node = Some(node);
                 outcome.found.extend(differences);
             }
@@ -380,6 +385,33 @@ async fn network_differences(network: &network::NodeNetwork) -> Vec<Found> {
     );
     note(Kind::Rules, network::check_rules(network));
     found
+}
+
+/// What others have put before ours: told, and left to whoever put it there. What cannot be looked at is told by a step that
+/// needs it.
+async fn of_others(conf: &NetConf, state: &NodeState, dir: &StateDir) -> Vec<String> {
+    let (Ok(network), Ok(rtnl)) = (node::network(conf, state, dir), Rtnl::connect()) else {
+        return Vec::new();
+    };
+    let rules = network.rules_before(&rtnl).await.unwrap_or_default();
+    let rules = rules
+        .iter()
+        .map(|rule| format!("{}; take it away: {}", rule.what(), rule.removal()));
+    let name = &network.bridge.name;
+    let programs = match link::index_of(&rtnl, name).await {
+        Ok(Some(index)) => inspect::others_at_ingress(name, index, Ours::Filter),
+        _ => Ok(Vec::new()),
+    };
+    let programs = programs.unwrap_or_default();
+    let programs = programs.iter().filter(|one| one.before).map(|one| {
+        format!(
+            "program {} ({}) is on {name} before the bridge's filter, which sees only what that lets by; take it away: {}",
+            one.program.id,
+            one.program.name,
+            one.removal(name)
+        )
+    });
+    rules.chain(programs).collect()
 }
 
 fn program_difference(state: &NodeState, pin_dir: &Path) -> Option<String> {

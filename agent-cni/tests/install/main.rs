@@ -15,6 +15,7 @@ mod host;
 mod installing;
 mod killed;
 mod locks;
+mod others;
 mod primary;
 mod repair;
 mod rollback;

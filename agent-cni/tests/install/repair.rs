@@ -11,12 +11,12 @@ use crate::{
 };
 
 /// A node with one pod, whose CHECK tells whether everything about it is right.
-struct Kept {
-    host: Host,
-    installer: Installer,
+pub(crate) struct Kept {
+    pub(crate) host: Host,
+    pub(crate) installer: Installer,
     result: Value,
     address: String,
-    veth: String,
+    pub(crate) veth: String,
     ifindex: u32,
 }
 
@@ -25,7 +25,7 @@ impl Kept {
         Self::on(Host::with_uplink())
     }
 
-    fn on(mut host: Host) -> Self {
+    pub(crate) fn on(mut host: Host) -> Self {
         let installer = host.keep();
         host.node.pod("c1");
         let result = host.node.add("c1").ok();
@@ -42,13 +42,13 @@ impl Kept {
         }
     }
 
-    fn is_right(&self) -> bool {
+    pub(crate) fn is_right(&self) -> bool {
         self.host.node.check("c1", &self.result).exit == 0
     }
 
     /// Breaks something, and waits until it is repaired: counted under its kind, told in an event, and right.
     #[track_caller]
-    fn breaks(&self, kind: &str, line: &str, witness: &mut Witness) {
+    pub(crate) fn breaks(&self, kind: &str, line: &str, witness: &mut Witness) {
         let before = self.host.repairs(kind);
         let events = self.installer.log().matches("repaired").count();
         self.host.node.sh(line);
@@ -343,6 +343,53 @@ fn several_things_at_once() {
     for (before, after) in before.iter().zip(after) {
         assert!(after > *before, "{:#}", kept.host.status());
     }
+}
+
+/// What is written for the pods of a node does not grow with their number: `nft monitor` tells each transaction.
+#[test]
+fn all_pods_get_their_chains_back_in_one_transaction() {
+    const PODS: usize = 12;
+    let kept = Kept::on(Host::with_uplink().in_mode(COMPAT));
+    let results: Vec<(String, Value)> = (2..=PODS)
+        .map(|number| {
+            let name = format!("c{number}");
+            kept.host.node.pod(&name);
+            let result = kept.host.node.add(&name).ok();
+            (name, result)
+        })
+        .collect();
+    let told = kept.host.node.files().join("monitor");
+    let mut monitor = kept
+        .host
+        .node
+        .command("nft")
+        .arg("monitor")
+        .stdout(std::fs::File::create(&told).unwrap())
+        .spawn()
+        .unwrap();
+    let told = || std::fs::read_to_string(&told).unwrap();
+    kept.host.until("the monitor hears", || {
+        kept.host
+            .node
+            .sh("nft add table ip heard; nft delete table ip heard");
+        told().contains("heard")
+    });
+    let before = told().len();
+    kept.host.node.sh("nft flush table bridge agent_network");
+    kept.host.until("every pod is right", || {
+        kept.is_right()
+            && results
+                .iter()
+                .all(|(name, result)| kept.host.node.check(name, result).exit == 0)
+    });
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let told = told();
+    let transactions = told[before..]
+        .lines()
+        .filter(|line| line.contains("# new generation") && line.contains("(agent-cni)"))
+        .count();
+    assert!((1..=3).contains(&transactions), "{transactions}");
 }
 
 #[test]

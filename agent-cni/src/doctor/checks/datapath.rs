@@ -145,10 +145,16 @@ pub(super) fn other_programs(facts: &Facts) -> Finding {
             ),
             false => ("behind ours", "it may not redirect packets"),
         };
-        check.warn(
-            format!("{whose}program {id} ({name}) is on {device} too, {place}"),
-            format!("find its owner (bpftool prog show id {id}; bpftool net show dev {device}; tc filter show dev {device} ingress); {may}"),
+        let found = format!("{whose}program {id} ({name}) is on {device} too, {place}");
+        let remedy = format!(
+            "find its owner, bpftool prog show id {id}, and take it off ({}); as long as it is there {may}",
+            other.removal(device)
         );
+        // the bridge's filter is the last lock, and what comes before it may open it
+        match other.before && device == BRIDGE {
+            true => check.fail(found, remedy),
+            false => check.warn(found, remedy),
+        }
     };
     for pod in &facts.pods {
         // what cannot be looked at is told by `programs`, with the same reason

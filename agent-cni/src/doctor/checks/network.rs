@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use agent_core::attachment::Mode;
+use agent_datapath::{network::FOR_PODS, routing::RuleBefore};
 use ipnet::Ipv4Net;
 
 use super::SETUP;
@@ -59,6 +60,12 @@ pub(super) fn policy_route(facts: &Facts) -> Finding {
     if let Err(why) = &facts.network.drop_rules {
         check.fail(why, SETUP);
     }
+    // what cannot be looked at is told once, by the next check
+    for rule in facts.network.rules_before.iter().flatten() {
+        if rule.flow != FOR_PODS {
+            tell_before(&mut check, rule);
+        }
+    }
     check.finish(match is_compat(facts) {
         true => "what is not redirected or translated is dropped",
         false => "marked packets go to the proxy, and what nobody translates is dropped",
@@ -71,7 +78,23 @@ pub(super) fn pool_route(facts: &Facts) -> Finding {
     if let Err(why) = &facts.network.pool_route {
         check.fail(why, SETUP);
     }
+    if let Some(rules) = check.see("policy rules of others", &facts.network.rules_before) {
+        for rule in rules.iter().filter(|rule| rule.flow == FOR_PODS) {
+            tell_before(&mut check, rule);
+        }
+    }
     check.finish("what is for a pod goes by the bridge, or nowhere")
+}
+
+fn tell_before(check: &mut Check, rule: &RuleBefore) {
+    let remedy = format!(
+        "find its owner and give it a preference behind ours, or take it away ({})",
+        rule.removal()
+    );
+    match rule.certain {
+        true => check.fail(rule.what(), remedy),
+        false => check.warn(rule.what(), remedy),
+    }
 }
 
 /// Our nftables table.

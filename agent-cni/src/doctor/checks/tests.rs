@@ -10,9 +10,10 @@ use agent_core::{
     node_settings::{Connectivity, NodeSettingsFile, TakenSettings},
 };
 use agent_datapath::{
-    inspect::{OtherProgram, Place, ProgramName, Used},
+    inspect::{Attached, OtherProgram, Place, ProgramName, Used},
     iptables::{Backend, Choice, Why},
     maps::PodEndpoint,
+    routing::RuleBefore,
 };
 
 use super::*;
@@ -114,6 +115,7 @@ fn healthy() -> Facts {
             policy_route: Ok(()),
             drop_rules: Ok(()),
             pool_route: Ok(()),
+            rules_before: Ok(vec![]),
             nftables: Ok(()),
             iptables_rules: Ok(()),
             iptables: Ok(choice(false)),
@@ -252,6 +254,51 @@ fn other(before: bool) -> OtherProgram {
             name: "theirs".into(),
         },
         before,
+        place: Attached::Tcx,
+    }
+}
+
+fn before(flow: &'static str, certain: bool) -> RuleBefore {
+    RuleBefore {
+        flow,
+        ours: 102,
+        rule: "pref 90 to 169.254.9.0/24 lookup 77".into(),
+        certain,
+    }
+}
+
+#[test]
+fn what_others_have_before_ours_is_told_with_the_command_that_takes_it_away() {
+    let remedy = |change: &dyn Fn(&mut Facts), id: &str| {
+        let mut facts = healthy();
+        change(&mut facts);
+        let finding = run(&facts).into_iter().find(|one| one.id == id).unwrap();
+        finding.remedy
+    };
+    let rule = |f: &mut Facts| f.network.rules_before = Ok(vec![before("what is for pods", true)]);
+    assert!(
+        remedy(&rule, "pool-route").contains("(ip rule del pref 90 to 169.254.9.0/24 lookup 77)")
+    );
+    for (place, command) in [
+        (Attached::TcxLink(8), "(bpftool link detach id 8)"),
+        (
+            Attached::Tcx,
+            "(bpftool net detach tcx_ingress dev agentcni0)",
+        ),
+        (
+            Attached::Filter("protocol all pref 7 handle 0x1".into()),
+            "(tc filter del dev agentcni0 ingress protocol all pref 7 handle 0x1 bpf)",
+        ),
+    ] {
+        let program = |f: &mut Facts| {
+            let place = place.clone();
+            f.network.on_bridge = Ok(vec![OtherProgram {
+                place,
+                ..other(true)
+            }]);
+        };
+        let said = remedy(&program, "other-programs");
+        assert!(said.contains(command), "{said}");
     }
 }
 
@@ -330,7 +377,9 @@ fn programs_of_others_are_looked_at_in_both_modes_and_told_by_where_they_are() {
                     .iter()
                     .find(|one| one.id == "other-programs")
                     .unwrap();
-                assert_eq!(named.level, Level::Warn);
+                let opens = on_bridge && before;
+                let level = if opens { Level::Fail } else { Level::Warn };
+                assert_eq!(named.level, level);
                 let what = format!("program 5 (theirs) is on {device} too, {says}");
                 assert!(named.found.contains(&what), "{named:?}");
                 assert!(named.remedy.contains("bpftool prog show id 5"), "{named:?}");
@@ -425,6 +474,7 @@ fn what_cannot_be_looked_at_is_never_fine() {
         policy_route: Err(why()),
         drop_rules: Err(why()),
         pool_route: Err(why()),
+        rules_before: Err(why()),
         nftables: Err(why()),
         iptables_rules: Err(why()),
         iptables: Err(why()),

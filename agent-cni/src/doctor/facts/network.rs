@@ -6,6 +6,7 @@ use agent_datapath::{
     inspect::{self, OtherProgram, Ours, Used},
     iptables, link,
     network::{self, NodeNetwork},
+    routing::RuleBefore,
     rtnl::Rtnl,
     sysctl,
 };
@@ -26,6 +27,8 @@ pub(crate) struct Network {
     pub(crate) drop_rules: Seen<()>,
     /// Whether what is for a pod goes by the bridge, or nowhere; seen when the bridge is right, as it follows from it.
     pub(crate) pool_route: Seen<()>,
+    /// Policy rules of others that take what ours are for.
+    pub(crate) rules_before: Seen<Vec<RuleBefore>>,
     /// Whether our nftables table is as it should be.
     pub(crate) nftables: Seen<()>,
     /// Whether our iptables rules are as they should be; of use in mode iptables-compat only.
@@ -84,6 +87,7 @@ impl Network {
                     bridge_filter: seen(bridge_filter::check_by_name(rtnl, &wanted).await),
                     policy_route: seen(wanted.policy_route().check(rtnl).await),
                     drop_rules: seen(wanted.drop_rules().check(rtnl).await),
+                    rules_before: seen(wanted.rules_before(rtnl).await),
                     nftables: seen(network::check_table(&wanted)),
                     iptables_rules: match wanted.mode {
                         Mode::Ebpf => Ok(()),
@@ -108,6 +112,7 @@ impl Network {
             policy_route: Err(why.to_owned()),
             drop_rules: Err(why.to_owned()),
             pool_route: Err(why.to_owned()),
+            rules_before: Err(why.to_owned()),
             nftables: Err(why.to_owned()),
             iptables_rules: Err(why.to_owned()),
             iptables: Err(why.to_owned()),

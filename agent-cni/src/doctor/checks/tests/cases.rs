@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use agent_datapath::{footprint::UnfitStateDir, inspect::ProgramName, maps::PodEndpoint};
 
-use super::{choice, cidr, confs, listener, other, route, used};
+use super::{before, choice, cidr, confs, listener, other, route, used};
 use crate::doctor::{
     check::Level,
     facts::{
@@ -250,6 +250,24 @@ pub(super) const CASES: &[Case] = &[
         "drops is missing",
     ),
     (
+        |f| f.network.rules_before = Ok(vec![before("what is for pods", true)]),
+        "pool-route",
+        Level::Fail,
+        "before ours (102) and takes what is for pods",
+    ),
+    (
+        |f| f.network.rules_before = Ok(vec![before("what is for pods", false)]),
+        "pool-route",
+        Level::Warn,
+        "may take",
+    ),
+    (
+        |f| f.network.rules_before = Ok(vec![before("what pods send to the proxy", true)]),
+        "policy-route",
+        Level::Fail,
+        "takes what pods send to the proxy",
+    ),
+    (
         |f| f.network.pool_route = Err("the pods' route in table 254 is missing".into()),
         "pool-route",
         Level::Fail,
@@ -424,7 +442,7 @@ pub(super) const CASES: &[Case] = &[
     (
         |f| f.network.on_bridge = Ok(vec![other(true)]),
         "other-programs",
-        Level::Warn,
+        Level::Fail,
         "on agentcni0 too, before",
     ),
     (
