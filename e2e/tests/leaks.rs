@@ -283,12 +283,18 @@ fn nothing_gets_out_when_all_that_controls_pods_is_removed_at_once() {
     let remove = if compat {
         "nft flush ruleset"
     } else {
-        "rm /sys/fs/bpf/agent-network/v1/links/agt*; nft delete table ip agent_network"
+        // by a pinned link, or before Linux 6.6 by a filter, which a link's pin is nothing to
+        "cd /sys/fs/bpf/agent-network/v1/links; rm -f agt*; \
+         for pod in $(ip -o link show master agentcni0 | grep -o 'agt[0-9a-f]*' | sort -u); do \
+           tc filter del dev $pod ingress 2>/dev/null; done; \
+         nft delete table ip agent_network"
     };
     let node = scene.node.place();
     node.sh(remove).unwrap().success().unwrap();
     let left = node.sh("nft list tables").unwrap();
     assert!(!left.stdout.contains("agent_network"), "{left}");
+    let programs = node.sh("bpftool net show").unwrap();
+    assert!(!programs.stdout.contains("pod_ingress"), "{programs}");
     scene.try_everything();
     // nothing works, and nothing gets out
     let done = scene.pod.sh("curl -sS -m 2 http://203.0.113.10/").unwrap();
