@@ -193,16 +193,21 @@ impl Host {
         Installer { child, log }
     }
 
-    /// What the readiness probe answers.
+    /// Whether the readiness probe answers yes.
     pub(crate) fn ready(&self) -> bool {
-        self.node
+        self.readiness().0
+    }
+
+    /// What the readiness probe answers, and why.
+    pub(crate) fn readiness(&self) -> (bool, String) {
+        let output = self
+            .node
             .command(PLUGIN)
             .args(self.install_arguments())
             .arg("--ready")
             .output()
-            .unwrap()
-            .status
-            .success()
+            .unwrap();
+        (output.status.success(), text(&output))
     }
 
     /// `install.json`; null when there is none.

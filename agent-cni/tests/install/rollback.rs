@@ -267,18 +267,6 @@ fn installer_that_hangs_in_a_pass(host: &mut Host) -> (Installer, Flock<File>) {
     (installer, lock)
 }
 
-/// What the readiness probe answers, and why.
-fn readiness(host: &Host) -> (bool, String) {
-    let output = host
-        .node
-        .command(PLUGIN)
-        .args(host.install_arguments())
-        .arg("--ready")
-        .output()
-        .unwrap();
-    (output.status.success(), text(&output))
-}
-
 #[test]
 fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_bring_it_back() {
     for kill in [false, true] {
@@ -294,7 +282,7 @@ fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_
         // and nothing else, as the pass is at work still
         assert!(host.binary().exists() && host.node.state().join("node.json").exists());
         assert!(rollback.try_wait().unwrap().is_none());
-        let (ready, said) = readiness(&host);
+        let (ready, said) = host.readiness();
         assert!(
             !ready && said.contains("a rollback of this node has begun"),
             "{said}"
@@ -304,7 +292,7 @@ fn the_configuration_goes_at_once_while_a_pass_is_at_work_and_the_pass_does_not_
             rollback.wait().unwrap();
             // the status of the last pass is young still, and says that all is well
             assert_eq!(host.status()["ready"], true);
-            let (ready, said) = readiness(&host);
+            let (ready, said) = host.readiness();
             assert!(!ready, "{said}");
             for part in [
                 "a rollback of this node has begun",
