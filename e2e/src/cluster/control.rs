@@ -298,11 +298,13 @@ fn follow(kubectl: &Kubectl, run: u32, shared: &Projected) -> Result<()> {
             let name = event["object"]["metadata"]["name"]
                 .as_str()
                 .unwrap_or_default();
-            if !name.starts_with("agent-network-policy") {
-                continue;
-            }
+            let key = match name {
+                "agent-network-nodes" => "nodes.json",
+                policy if policy.starts_with("agent-network-policy") => "policy.json",
+                _ => continue,
+            };
             changed = true;
-            match event["object"]["data"]["policy.json"].as_str() {
+            match event["object"]["data"][key].as_str() {
                 Some(text) if event["type"] != "DELETED" => {
                     maps.insert(name.to_owned(), text.to_owned());
                 }
