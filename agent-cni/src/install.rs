@@ -259,7 +259,7 @@ impl Work {
 
     /// Makes what the node's class says now the goal. Answers what is remembered of it, and what should be known.
     fn follow(&mut self) -> Result<(Option<TakenSettings>, Vec<String>), Problem> {
-        let Some(settings) = &self.settings else {
+        let Some(settings) = &mut self.settings else {
             return Ok((None, Vec::new()));
         };
         let wanted = settings.look(is_installed(&self.places))?;
@@ -282,6 +282,7 @@ impl Work {
             Ok((taken, notes)) => (taken, notes, None),
             Err(problem) => (None, Vec::new(), Some(problem)),
         };
+        let by_flags = taken.is_none() && trouble.is_none();
         let Some(goal) = &mut self.goal else {
             self.status.ready = false;
             self.status.problems = trouble.into_iter().collect();
@@ -311,6 +312,9 @@ impl Work {
         self.tell(&outcome.found);
         if outcome.lost.is_none() {
             problems.extend(taken.and_then(|taken| settings::remember(&self.places, &taken).err()));
+            if by_flags {
+                problems.extend(settings::forget(&self.places).err());
+            }
         }
         self.status.problems = problems;
         self.status.problems.extend(outcome.problems);

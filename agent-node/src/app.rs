@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use agent_core::node_settings::TakenSettings;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,6 +29,7 @@ use crate::listener::{
 };
 use crate::metrics::Metrics;
 use crate::node_nets::{LOOK_EVERY, NodeNetsCell, NodeNetsReader};
+use crate::node_status::OwnSettings;
 use crate::policy_store::{self, PolicyStore};
 use crate::workloads::{Cluster, FactsFile, Follower, Watch, WorkloadSource, Workloads};
 
@@ -92,10 +92,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     };
     let follower = Follower::start(&workloads, &config.state_dir, facts);
     let context = Arc::new(Context {
-        policy: PolicyStore::follow(
-            &config.policy_file,
-            &config.state_dir.join(TakenSettings::FILE),
-        )?,
+        policy: PolicyStore::follow(&config.policy_file, OwnSettings::of(&config))?,
         workloads,
         cluster,
         credentials: CredentialStore::start(&config.credentials_dir)

@@ -3,14 +3,16 @@
 //! Owns turning `node.json` and `install.json`, which agent-cni writes, into metrics. Labels come from closed lists: a
 //! label that this build doesn't know is `other`. Doesn't judge; doctor and the installer do.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use agent_core::install::{self, Kind, Status};
 use agent_core::node::NodeState;
 use agent_core::node_settings::TakenSettings;
 use agent_datapath::probe::{FeatureName, Reason};
 
+use crate::config::{Config, FactsFrom};
 use crate::metrics::Sample;
+use crate::telemetry::chain;
 
 /// It holds counters and a few sentences.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -20,9 +22,47 @@ pub fn read_install(state_dir: &Path) -> Option<Status> {
     Status::parse(&read(&state_dir.join(install::FILE))?)
 }
 
-/// What the node has taken over of its class; `None` when it follows none, or what is there can't be read.
-pub fn read_settings(state_dir: &Path) -> Option<TakenSettings> {
-    TakenSettings::parse(&read(&state_dir.join(TakenSettings::FILE))?).ok()
+/// Where it stands what this node has taken over of its class.
+#[derive(Clone, Debug)]
+pub struct OwnSettings {
+    /// The file, which the installer writes.
+    pub path: PathBuf,
+    /// Whose it must be, when this process knows its node's name: a state directory may have come with a disk's image.
+    pub node: Option<String>,
+}
+
+impl OwnSettings {
+    /// As the configuration has it.
+    pub fn of(config: &Config) -> Self {
+        let node = match &config.facts {
+            FactsFrom::Cluster(cluster) => Some(cluster.node_name.clone()),
+            FactsFrom::File(_) => None,
+        };
+        Self {
+            path: config.state_dir.join(TakenSettings::FILE),
+            node,
+        }
+    }
+
+    /// Reads the file's content.
+    ///
+    /// # Errors
+    /// It is garbage, or another node's: a sentence for people.
+    pub fn parse(&self, bytes: &[u8]) -> Result<TakenSettings, String> {
+        let taken = TakenSettings::parse(bytes).map_err(|error| chain(&error))?;
+        match &self.node {
+            Some(node) if *node != taken.node => Err(format!(
+                "they are those of node {}, and this is {node}",
+                taken.node
+            )),
+            _ => Ok(taken),
+        }
+    }
+
+    /// What is there; `None` when the node follows no class, or what is there can't be used.
+    pub fn read(&self) -> Option<TakenSettings> {
+        self.parse(&read(&self.path)?).ok()
+    }
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {

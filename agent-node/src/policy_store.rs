@@ -12,13 +12,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use agent_core::node_settings::{Connectivity, TakenSettings};
+use agent_core::node_settings::Connectivity;
 use agent_core::policy::parts::Index;
 use agent_core::policy::{PolicySet, RuntimePolicy};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::{oneshot, watch};
 
 use crate::file_watch::{FileWatch, Look};
+use crate::node_status::OwnSettings;
 use crate::policy_parts;
 
 /// How often the file's size and times are looked at.
@@ -82,11 +83,11 @@ pub struct StartError(#[source] std::io::Error);
 impl PolicyStore {
     /// Reads the document at `path` now, and follows it from then on, on a thread of its own
     /// (compiling a large document takes longer than any request may wait). The thread ends when
-    /// the last clone of the store is gone. `settings` is what the node has taken over of its class ([`TakenSettings`]).
+    /// the last clone of the store is gone. `settings` is what the node has taken over of its class.
     ///
     /// # Errors
     /// When the thread can't be started. A bad or missing document is no error; see [`PolicyStatus`].
-    pub fn follow(path: &Path, settings: &Path) -> Result<PolicyStore, StartError> {
+    pub fn follow(path: &Path, settings: OwnSettings) -> Result<PolicyStore, StartError> {
         let (requests, waiting) = sync_channel(MAX_WAITING);
         let shared = Arc::new(Shared {
             current: ArcSwap::from_pointee(PolicySnapshot {
@@ -103,7 +104,8 @@ impl PolicyStore {
         let mut follower = Follower {
             watch: FileWatch::new(path, MAX_DOCUMENT_BYTES, COMPARE_EVERY),
             shared: Arc::downgrade(&shared),
-            settings: FileWatch::new(settings, MAX_SETTINGS_BYTES, COMPARE_EVERY),
+            settings: FileWatch::new(&settings.path, MAX_SETTINGS_BYTES, COMPARE_EVERY),
+            own: settings,
             connectivity: Connectivity::Zero,
             retired: Vec::new(),
             awaited: None,
@@ -169,6 +171,7 @@ struct Follower {
     watch: FileWatch,
     shared: Weak<Shared>,
     settings: FileWatch,
+    own: OwnSettings,
     /// What becomes of pods that no policy is for.
     connectivity: Connectivity,
     /// Earlier snapshots that connections still hold. They are freed here, not on a worker.
@@ -207,10 +210,10 @@ impl Follower {
         let connectivity = match self.settings.look(Instant::now()) {
             Look::Same => return,
             Look::Failed(_) => Connectivity::Zero,
-            Look::Changed(bytes) => match TakenSettings::parse(&bytes) {
+            Look::Changed(bytes) => match self.own.parse(&bytes) {
                 Ok(taken) => taken.settings.default_connectivity,
                 Err(error) => {
-                    tracing::error!(file = %self.settings.path().display(), error = %crate::telemetry::chain(&error), "the node's settings are not valid: pods without a policy reach nothing");
+                    tracing::error!(file = %self.settings.path().display(), error = %error, "the node's settings are not valid: pods without a policy reach nothing");
                     Connectivity::Zero
                 }
             },

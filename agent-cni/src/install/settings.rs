@@ -2,6 +2,7 @@
 //! it isn't, and staged as far as pods that run can't follow. The decisions are pure; [`Follow`] does the reading.
 
 use std::{
+    collections::BTreeSet,
     net::Ipv4Addr,
     path::{Path, PathBuf},
 };
@@ -16,7 +17,10 @@ use ipnet::Ipv4Net;
 use serde_json::json;
 
 use super::{InstallOptions, report::Problem};
-use crate::{clock, file, node, state::StateDir};
+use crate::{
+    clock, file, netconf, node,
+    state::{self, StateDir},
+};
 
 /// Reads the file, as often as it is asked.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(super) struct Follow {
     file: PathBuf,
     node: String,
     state_dir: PathBuf,
+    /// What was taken last, also while the disk is full.
+    last: Option<TakenSettings>,
 }
 
 /// What the node is to be.
@@ -50,6 +56,7 @@ impl Follow {
                 .unwrap_or_else(node::host_name),
             base: base.clone(),
             state_dir: state_dir.to_owned(),
+            last: None,
         })
     }
 
@@ -58,26 +65,23 @@ impl Follow {
         self.file.parent().unwrap_or(Path::new("/")).to_owned()
     }
 
-    /// Looks at the file.
+    /// Looks at the file. A class that can't be followed is no better than a file that can't be read: what was taken last
+    /// holds, without what it opens, else what the flags say.
     ///
     /// # Errors
     /// What the node is to be is not known, or can't be.
-    pub(super) fn look(&self, installed: bool) -> Result<Wanted, Problem> {
+    pub(super) fn look(&mut self, installed: bool) -> Result<Wanted, Problem> {
         let read = match file::read(&self.file) {
             Ok(bytes) => NodeSettingsFile::parse(&bytes).map_err(|error| Problem::of(&error).what),
             Err(error) => Err(error.to_string()),
         };
         let path = self.file.display();
         let read = read.map_err(|why| format!("{path} can't be used: {why}"));
-        match take(read, &self.node, self.before()) {
-            Ok(mut taken) => {
-                taken.staged_behind = staged(taken.fake_ip_cidr, self.settled(), &self.live());
-                let options = apply(&self.base, &taken)?;
-                Ok(Wanted {
-                    options,
-                    notes: notes(&taken),
-                    taken: Some(taken),
-                })
+        let before = self.last.clone().or_else(|| self.before());
+        match take(read, &self.node, before, |taken| self.wanted(taken)) {
+            Ok(wanted) => {
+                self.last.clone_from(&wanted.taken);
+                Ok(wanted)
             }
             // an installation by flags that is to follow a class from now on goes on as it is until the class comes
             Err(why) if installed && !self.base.service_cidrs.is_empty() => Ok(Wanted {
@@ -92,7 +96,25 @@ impl Follow {
         }
     }
 
-    /// What was taken last; garbage is nothing.
+    /// What settings come to on this node, or in words for people why nothing.
+    fn wanted(&self, mut taken: TakenSettings) -> Result<Wanted, String> {
+        taken.staged_behind = staged(taken.fake_ip_cidr, self.settled(), &self.live());
+        let words = |problem: Problem| format!("{}: {}", problem.what, problem.remedy);
+        let options = apply(&self.base, &taken).map_err(words)?;
+        // which capabilities it names has no part in whether it can be
+        let conf = options.conf_text(&BTreeSet::new());
+        if let Err(error) = netconf::parse(conf.as_bytes()) {
+            let why = Problem::of(&error).what;
+            return Err(format!("class {} can't be followed: {why}", taken.class));
+        }
+        Ok(Wanted {
+            options,
+            notes: notes(&taken),
+            taken: Some(taken),
+        })
+    }
+
+    /// What the state directory has of it; garbage is nothing.
     fn before(&self) -> Option<TakenSettings> {
         let bytes = file::read_own(&self.state_dir.join(TakenSettings::FILE)).ok()?;
         TakenSettings::parse(&bytes).ok()
@@ -126,6 +148,12 @@ pub(super) fn remember(places: &Places, taken: &TakenSettings) -> Result<(), Pro
         .map_err(|error| Problem::of(&error))
 }
 
+/// Removes what is kept, on a node that goes by flags: nobody is to go on by what a class said once.
+pub(super) fn forget(places: &Places) -> Result<(), Problem> {
+    let path = places.state_dir.join(TakenSettings::FILE);
+    state::remove(&path).map_err(|error| Problem::of(&error))
+}
+
 /// Says that pods go out past the proxy, or no more.
 pub(super) fn tell_open(now: bool) {
     match now {
@@ -146,26 +174,27 @@ pub(super) fn forget_open(places: &Places) {
     }
 }
 
-/// What the file says, else what it said last. Pure.
+/// What the file says, as far as `follow` can make something of it, else what it said last. Pure.
 ///
 /// # Errors
-/// Neither says anything: why not.
-fn take(
+/// Neither can be followed: why the file's word can't.
+fn take<T>(
     read: Result<NodeSettingsFile, String>,
     node: &str,
     before: Option<TakenSettings>,
-) -> Result<TakenSettings, String> {
-    let why = match read {
-        Ok(file) => match TakenSettings::of(&file, node) {
-            Some(taken) => return Ok(taken),
-            None => format!("no class is for node {node} yet"),
-        },
+    follow: impl Fn(TakenSettings) -> Result<T, String>,
+) -> Result<T, String> {
+    let said = read.and_then(|file| {
+        TakenSettings::of(&file, node).ok_or_else(|| format!("no class is for node {node} yet"))
+    });
+    let why = match said.and_then(&follow) {
+        Ok(followed) => return Ok(followed),
         Err(why) => why,
     };
-    match before.filter(|before| before.node == node) {
-        Some(before) => Ok(before.kept(why)),
-        None => Err(why),
-    }
+    before
+        .filter(|before| before.node == node)
+        .and_then(|before| follow(before.kept(why.clone())).ok())
+        .ok_or(why)
 }
 
 /// The range that pods still live in, when it is not the one that is wanted. Pure.
@@ -252,10 +281,16 @@ mod tests {
     use super::super::options::testing::options;
     use super::*;
 
+    use agent_core::node_settings::Connectivity;
+
     const FILE: &str = r#"{"schemaVersion":1,"classes":{"c":{"serviceCIDRs":["10.97.0.0/16"],"proxyPort":18090,"dnsPort":18091,"failMode":"Open","defaultConnectivity":"Passthrough","mode":"iptables-compat","workloadSelector":{"matchLabels":{"app":"agent"}},"sensitiveCIDRs":["192.0.2.0/24","fd00::/8"]}},"nodes":{"n1":{"class":"c","fakeIPCIDR":"169.254.3.0/24"}}}"#;
 
     fn file() -> NodeSettingsFile {
         NodeSettingsFile::parse(FILE.as_bytes()).unwrap()
+    }
+
+    fn taken() -> TakenSettings {
+        take(Ok(file()), "n1", None, Ok).unwrap()
     }
 
     fn net(text: &str) -> Ipv4Net {
@@ -265,7 +300,7 @@ mod tests {
     #[test]
     fn the_classs_word_is_in_the_configuration_that_the_plugin_reads() {
         let base = options(&["--node-settings=/f", "--workloads-file=/run/w.json"]);
-        let taken = take(Ok(file()), "n1", None).unwrap();
+        let taken = taken();
         let options = apply(&base, &taken).unwrap();
         let text = options.conf_text(&std::collections::BTreeSet::new());
         let conf = crate::netconf::parse(text.as_bytes()).unwrap();
@@ -286,7 +321,7 @@ mod tests {
             "--service-cidrs=10.96.0.0/12",
             "--mode=ebpf",
         ]);
-        let mut taken = take(Ok(file()), "n1", None).unwrap();
+        let mut taken = taken();
         taken.settings.service_cidrs.clear();
         taken.settings.mode = DataPathMode::Auto;
         let missing = apply(&base, &taken).unwrap_err();
@@ -302,20 +337,38 @@ mod tests {
 
     #[test]
     fn without_the_file_the_last_word_holds_and_opens_nothing() {
-        let before = take(Ok(file()), "n1", None).unwrap();
+        let before = taken();
         let garbage = || Err("it is garbage".to_owned());
         for (read, says) in [
             (garbage(), "it is garbage"),
             (Ok(NodeSettingsFile::default()), "no class is for node n1"),
         ] {
-            assert!(take(read.clone(), "n1", None).unwrap_err().contains(says));
-            let kept = take(read, "n1", Some(before.clone())).unwrap();
+            let nothing = take(read.clone(), "n1", None, Ok).unwrap_err();
+            assert!(nothing.contains(says), "{nothing}");
+            let kept = take(read, "n1", Some(before.clone()), Ok).unwrap();
             assert_eq!(kept.fake_ip_cidr, before.fake_ip_cidr);
             assert_eq!(kept.settings.fail_mode, FailMode::Closed);
             assert!(notes(&kept)[0].contains(says), "{kept:?}");
         }
         // a state directory that came with a disk's image is another node's
-        assert!(take(garbage(), "n2", Some(before)).is_err());
+        assert!(take(garbage(), "n2", Some(before), Ok).is_err());
+    }
+
+    #[test]
+    fn a_class_that_cannot_be_followed_is_no_better_than_garbage() {
+        let before = taken();
+        let closed_alone = |taken: TakenSettings| match taken.settings.fail_mode {
+            FailMode::Open => Err("it names no serviceCIDRs".to_owned()),
+            FailMode::Closed => Ok(taken),
+        };
+        let kept = take(Ok(file()), "n1", Some(before), closed_alone).unwrap();
+        assert_eq!(
+            kept.kept_because.as_deref(),
+            Some("it names no serviceCIDRs")
+        );
+        assert_eq!(kept.settings.default_connectivity, Connectivity::Zero);
+        let nothing = take(Ok(file()), "n1", None, closed_alone).unwrap_err();
+        assert_eq!(nothing, "it names no serviceCIDRs");
     }
 
     #[test]
@@ -326,7 +379,7 @@ mod tests {
         assert_eq!(staged(new, Some(old), &[]), None);
         assert_eq!(staged(new, Some(new), &pod), None);
         assert_eq!(staged(new, None, &[]), None);
-        let mut taken = take(Ok(file()), "n1", None).unwrap();
+        let mut taken = taken();
         taken.staged_behind = Some(old);
         let base = options(&["--node-settings=/f", "--workloads-file=/w"]);
         assert_eq!(apply(&base, &taken).unwrap().fake_ip_cidr, Some(old));

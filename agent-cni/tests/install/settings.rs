@@ -152,6 +152,53 @@ fn another_range_waits_for_the_pods_and_then_comes() {
 }
 
 #[test]
+fn a_class_that_cannot_be_followed_closes_what_was_open() {
+    let mut told = Told::new();
+    let open = json!({"failMode": "Open", "defaultConnectivity": "Passthrough"});
+    told.class(RANGE, &open);
+    let installer = told.host.keep();
+    assert_eq!(told.conf()["failMode"], "Open");
+    assert_eq!(
+        told.state("settings")["settings"]["defaultConnectivity"],
+        "Passthrough"
+    );
+    // closed, and at the same time with what this installer has no labels for
+    let selector = json!({"workloadSelector": {"matchLabels": {"app": "agent"}}});
+    told.class(OTHER_RANGE, &selector);
+    let closed = |told: &Told| {
+        let settings = told.state("settings");
+        told.conf()["failMode"].is_null()
+            && settings["settings"]["failMode"] == "Closed"
+            && settings["settings"]["defaultConnectivity"] == "Zero"
+            && settings["keptBecause"]
+                .to_string()
+                .contains("--workloads-file")
+            && told.host.ready()
+    };
+    told.host.until("it is closed, and why", || closed(&told));
+    assert_eq!(told.conf()["fakeIPCIDR"], RANGE);
+    // also for an installer that has seen nothing else, which mends the node as ever
+    assert_eq!(installer.terminate(), Some(0));
+    told.host.node.sh("ip link del agentcni0");
+    let _installer = told.host.keep();
+    told.host.until("it is closed still", || closed(&told));
+    told.host.node.sh("ip link show agentcni0");
+}
+
+#[test]
+fn without_a_class_nothing_is_left_of_what_it_said() {
+    let mut told = Told::new();
+    told.class(RANGE, &json!({"defaultConnectivity": "Passthrough"}));
+    let installer = told.host.keep();
+    assert_eq!(told.state("settings")["class"], "gold");
+    assert_eq!(installer.terminate(), Some(0));
+    // from now on it goes by flags
+    told.host.flags.clear();
+    told.host.complete();
+    assert!(!told.host.node.state().join("settings").exists());
+}
+
+#[test]
 fn garbage_and_an_empty_volume_leave_the_node_as_it_is_but_open_nothing() {
     let mut told = Told::new();
     told.class(RANGE, &json!({"failMode": "Open"}));

@@ -14,7 +14,7 @@ use super::auth::{self, AuthError};
 use super::respond::{Reply, json, problem, text, unauthorized, wrong_method};
 use super::{Admin, Check, readiness};
 use crate::metrics::Sample;
-use crate::node_status;
+use crate::node_status::{self, OwnSettings};
 use crate::policy_store::PolicyStatus;
 
 /// The content type of OpenMetrics text, which prometheus-client writes.
@@ -178,7 +178,7 @@ impl Admin {
             install.as_ref(),
             now.unwrap_or_default().as_secs(),
         ));
-        let settings = node_status::read_settings(&self.context.config.state_dir);
+        let settings = OwnSettings::of(&self.context.config).read();
         samples.extend(settings.iter().flat_map(node_status::settings_samples));
         samples.extend(self.kernel.samples());
         samples
@@ -194,7 +194,7 @@ impl Admin {
                 generation: self.context.policy.generation(),
                 rules: policy.rules,
                 problem: policy.problem.as_deref(),
-                node_settings: node_status::read_settings(&self.context.config.state_dir),
+                node_settings: OwnSettings::of(&self.context.config).read(),
                 unavailable_credentials: unavailable
                     .into_iter()
                     .map(|(file, error)| Unavailable {

@@ -25,10 +25,21 @@ impl Fixture {
         self.dir.path().join("settings")
     }
 
+    fn own_settings(&self) -> OwnSettings {
+        OwnSettings {
+            path: self.settings(),
+            node: Some("n1".into()),
+        }
+    }
+
     /// What the node's class says about pods without a policy.
     fn class(&self, connectivity: &str) {
+        self.class_of("n1", connectivity);
+    }
+
+    fn class_of(&self, node: &str, connectivity: &str) {
         let text = format!(
-            r#"{{"schemaVersion":1,"node":"n1","class":"c","fakeIPCIDR":"169.254.9.0/24","settings":{{"proxyPort":18080,"dnsPort":18053,
+            r#"{{"schemaVersion":1,"node":"{node}","class":"c","fakeIPCIDR":"169.254.9.0/24","settings":{{"proxyPort":18080,"dnsPort":18053,
             "failMode":"Closed","defaultConnectivity":"{connectivity}","mode":"auto"}}}}"#
         );
         std::fs::write(self.settings(), text).unwrap();
@@ -51,7 +62,7 @@ fn document(rule: &str) -> String {
 #[tokio::test]
 async fn a_missing_document_denies_all_until_one_appears() {
     let fixture = Fixture::new();
-    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), fixture.own_settings()).unwrap();
     assert!(!store.status().loaded);
     assert!(
         store
@@ -77,7 +88,7 @@ async fn a_missing_document_denies_all_until_one_appears() {
 async fn a_broken_document_is_refused_and_the_active_version_stays() {
     let fixture = Fixture::new();
     fixture.write(&document("one"));
-    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), fixture.own_settings()).unwrap();
     let version = store.load().version.clone();
     for (n, bad) in ["{", r#"{"schemaVersion":9}"#, ""].into_iter().enumerate() {
         fixture.write(bad);
@@ -106,7 +117,7 @@ async fn a_broken_document_is_refused_and_the_active_version_stays() {
 async fn those_who_hold_an_old_snapshot_keep_it_whole() {
     let fixture = Fixture::new();
     fixture.write(&document("one"));
-    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), fixture.own_settings()).unwrap();
     let old = store.load();
     fixture.write(&document("two"));
     store.changed(old.generation).await;
@@ -166,7 +177,7 @@ async fn parts_are_taken_together_and_a_missing_one_keeps_the_version_before() {
         );
     };
     put("..1", &one.iter().collect::<Vec<_>>());
-    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), fixture.own_settings()).unwrap();
     let first = store.status();
     assert!(first.loaded && first.problem.is_none(), "{first:?}");
     assert_eq!(store.load().set.rule_count(), 1);
@@ -224,7 +235,7 @@ async fn the_class_opens_pods_without_a_policy_and_whatever_isnt_its_word_closes
     };
     let fixture = Fixture::new();
     fixture.class("Passthrough");
-    let store = PolicyStore::follow(&fixture.path(), &fixture.settings()).unwrap();
+    let store = PolicyStore::follow(&fixture.path(), fixture.own_settings()).unwrap();
     let passes = |store: &PolicyStore| {
         let snapshot = store.load();
         let name = HostName::parse("a.example").unwrap();
@@ -236,10 +247,11 @@ async fn the_class_opens_pods_without_a_policy_and_whatever_isnt_its_word_closes
     store.check_now().await;
     assert!(passes(&store) && store.status().passthrough);
     let version = store.load().version.clone();
-    for closed in ["Zero", "garbage", ""] {
+    for closed in ["Zero", "garbage", "another node's", ""] {
         let generation = store.generation();
         match closed {
             "" => std::fs::remove_file(fixture.settings()).unwrap(),
+            "another node's" => fixture.class_of("n2", "Passthrough"),
             other => fixture.class(other),
         }
         store.check_now().await;

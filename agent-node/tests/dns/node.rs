@@ -21,6 +21,7 @@ use agent_node::drain::Drain;
 use agent_node::listener::{Accepted, UdpDns};
 use agent_node::metrics::{Counter, Metrics};
 use agent_node::node_nets::NodeNetsCell;
+use agent_node::node_status::OwnSettings;
 use agent_node::policy_store::PolicyStore;
 use agent_node::workloads::{FactsFile, Follower, Workloads};
 use serde_json::{Value, json};
@@ -215,8 +216,7 @@ fn serve(config: Config) -> Arc<Context> {
     let facts = Box::new(FactsFile::new(file));
     let follower = Follower::start(&workloads, &config.state_dir, facts);
     let context = Arc::new(Context {
-        policy: PolicyStore::follow(&config.policy_file, &config.state_dir.join("settings"))
-            .unwrap(),
+        policy: PolicyStore::follow(&config.policy_file, OwnSettings::of(&config)).unwrap(),
         workloads,
         cluster: None,
         credentials: CredentialStore::start(&config.credentials_dir).unwrap(),
