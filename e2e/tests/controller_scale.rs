@@ -73,6 +73,20 @@ fn all_are(server: &ApiServer, phase: &str, nodes: &str) -> Result<()> {
     Ok(())
 }
 
+/// Waits until what was applied last of policy `name` is enforced.
+fn is_active(server: &ApiServer, name: &str) -> Result<()> {
+    eventually("it is Active", LIMIT, || {
+        let got = server.kubectl().json(&["-n", SYSTEM, "get", "anp", name])?;
+        let current = got["status"]["observedGeneration"] == got["metadata"]["generation"];
+        ensure!(
+            current && got["status"]["phase"] == "Active",
+            "{}",
+            got["status"]
+        );
+        Ok(())
+    })
+}
+
 #[test]
 fn controller_serves_a_hundred_simulated_proxies_some_slow_dead_or_late() {
     if !can_run().unwrap() {
@@ -230,17 +244,7 @@ fn controller_publishes_a_thousand_policies_in_parts_and_each_change_costs_one_s
             server
                 .kubectl()
                 .apply(&policy("p500", 8, "/changed").to_string())?;
-            eventually("it is enforced", LIMIT, || {
-                let got = server
-                    .kubectl()
-                    .json(&["-n", SYSTEM, "get", "anp", "p500"])?;
-                ensure!(
-                    got["status"]["observedGeneration"] == 2 && got["status"]["phase"] == "Active",
-                    "{}",
-                    got["status"]
-                );
-                Ok(())
-            })?;
+            is_active(&server, "p500")?;
             eprintln!("        enforced in {:?}", begun.elapsed());
             std::thread::sleep(Duration::from_secs(2));
             let (status, maps) = (count("status")? - status, count("configmap")? - maps);
@@ -339,15 +343,7 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
             server
                 .kubectl()
                 .apply(&policy("one", 1, "/b").to_string())?;
-            eventually("it is Active again", LIMIT, || {
-                let got = server
-                    .kubectl()
-                    .json(&["-n", SYSTEM, "get", "anp", "one"])?;
-                ensure!(
-                    got["status"]["observedGeneration"] == 2 && got["status"]["phase"] == "Active"
-                );
-                Ok(())
-            })?;
+            is_active(&server, "one")?;
             let written = map(&server)?;
             ensure!(written != before);
             a.signal(Signal::SIGCONT)?;
@@ -377,17 +373,7 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
             server
                 .kubectl()
                 .apply(&policy("one", 1, "/c").to_string())?;
-            eventually("it is Active", LIMIT, || {
-                let got = server
-                    .kubectl()
-                    .json(&["-n", SYSTEM, "get", "anp", "one"])?;
-                ensure!(
-                    got["status"]["observedGeneration"] == 3 && got["status"]["phase"] == "Active",
-                    "{}",
-                    got["status"]
-                );
-                Ok(())
-            })
+            is_active(&server, "one")
         },
     );
     steps.step(
@@ -401,16 +387,7 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
                 let line = ["-n", SYSTEM, "annotate", "--overwrite", "anp", "one", &note];
                 server.kubectl().run(&line)?.success()?;
             }
-            eventually("it is Active", LIMIT, || {
-                let got = server
-                    .kubectl()
-                    .json(&["-n", SYSTEM, "get", "anp", "one"])?;
-                ensure!(
-                    got["status"]["observedGeneration"] == got["metadata"]["generation"]
-                        && got["status"]["phase"] == "Active"
-                );
-                Ok(())
-            })
+            is_active(&server, "one")
         },
     );
     steps.step("SIGTERM lets the other lead at once", || {
@@ -427,18 +404,7 @@ fn controller_of_two_one_leads_and_an_api_server_that_restarts_stops_neither() {
         server
             .kubectl()
             .apply(&policy("one", 1, "/d").to_string())?;
-        eventually("it is Active", LIMIT, || {
-            let got = server
-                .kubectl()
-                .json(&["-n", SYSTEM, "get", "anp", "one"])?;
-            let same = got["status"]["observedGeneration"] == got["metadata"]["generation"];
-            ensure!(
-                same && got["status"]["phase"] == "Active",
-                "{}",
-                got["status"]
-            );
-            Ok(())
-        })
+        is_active(&server, "one")
     });
     steps.finish().unwrap();
 }

@@ -7,7 +7,16 @@
 use agent_core::policy::address::BUILT_IN_SENSITIVE;
 use ipnet::Ipv4Net;
 
-use super::value::{Base, Chain, ChainKind, Ct, Expr, Family, Hook, Load, Meta, Rule, Table};
+mod expressions;
+
+pub(crate) use expressions::interface;
+use expressions::{
+    destination_is, dns_to_the_node, from, from_pods, known_connection, mark, marked, not_by,
+    not_out_by, not_to_gateway, not_within, port, protocol, refuse, rule, to, to_gateway, to_pods,
+    translated, transparent_socket, unknown_connection,
+};
+
+use super::value::{Base, Chain, ChainKind, Expr, Family, Hook, Meta, Rule, Table};
 use crate::{
     link::HOST_VETH_PREFIX,
     network::{NodeNetwork, WithoutProxy},
@@ -521,162 +530,4 @@ fn sensitive(node: &NodeNetwork) -> impl Iterator<Item = Ipv4Net> {
         .iter()
         .filter_map(|text| text.parse().ok());
     built_in.chain(node.sensitive.iter().copied())
-}
-
-fn rule<const N: usize>(purpose: &'static str, parts: [Vec<Expr>; N]) -> Rule {
-    Rule {
-        purpose: purpose.into(),
-        expressions: parts.into_iter().flatten().collect(),
-    }
-}
-
-fn from_pods(node: &NodeNetwork) -> Vec<Expr> {
-    vec![
-        Expr::Meta(Meta::InputName),
-        Expr::Equal(interface(&node.bridge.name)),
-    ]
-}
-
-fn to_pods(node: &NodeNetwork) -> Vec<Expr> {
-    vec![
-        Expr::Meta(Meta::OutputName),
-        Expr::Equal(interface(&node.bridge.name)),
-    ]
-}
-
-fn not_by(name: &str) -> Vec<Expr> {
-    vec![Expr::Meta(Meta::InputName), Expr::NotEqual(interface(name))]
-}
-
-fn not_out_by(name: &str) -> Vec<Expr> {
-    vec![
-        Expr::Meta(Meta::OutputName),
-        Expr::NotEqual(interface(name)),
-    ]
-}
-
-fn from(net: Ipv4Net) -> Vec<Expr> {
-    within(Expr::SOURCE_ADDRESS, net)
-}
-
-fn to(net: Ipv4Net) -> Vec<Expr> {
-    within(Expr::DESTINATION_ADDRESS, net)
-}
-
-fn within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
-    vec![
-        address,
-        Expr::Mask(net.netmask().octets().to_vec()),
-        Expr::Equal(net.network().octets().to_vec()),
-    ]
-}
-
-fn not_within(address: Expr, net: Ipv4Net) -> Vec<Expr> {
-    vec![
-        address,
-        Expr::Mask(net.netmask().octets().to_vec()),
-        Expr::NotEqual(net.network().octets().to_vec()),
-    ]
-}
-
-fn marked(mark: crate::network::MaskedMark) -> Vec<Expr> {
-    vec![
-        Expr::Meta(Meta::Mark),
-        Expr::Mask(mark.mask.to_ne_bytes().to_vec()),
-        Expr::Equal(mark.value.to_ne_bytes().to_vec()),
-    ]
-}
-
-fn transparent_socket() -> Vec<Expr> {
-    vec![Expr::SocketIsTransparent, Expr::Equal(vec![1])]
-}
-
-fn mark(mark: crate::network::MaskedMark) -> Vec<Expr> {
-    vec![
-        Expr::Meta(Meta::Mark),
-        Expr::MaskAndFlip(
-            (!mark.mask).to_ne_bytes().to_vec(),
-            mark.value.to_ne_bytes().to_vec(),
-        ),
-        Expr::SetMark,
-    ]
-}
-
-fn to_gateway(node: &NodeNetwork) -> Vec<Expr> {
-    vec![
-        Expr::DESTINATION_ADDRESS,
-        Expr::Equal(node.bridge.address.addr().octets().to_vec()),
-    ]
-}
-
-fn not_to_gateway(node: &NodeNetwork) -> Vec<Expr> {
-    vec![
-        Expr::DESTINATION_ADDRESS,
-        Expr::NotEqual(node.bridge.address.addr().octets().to_vec()),
-    ]
-}
-
-/// Queries to an address that is the node's own, by whatever interface it has it.
-fn dns_to_the_node(node: &NodeNetwork, number: u8) -> Vec<Expr> {
-    [
-        from_pods(node),
-        marked(node.proxy),
-        protocol(number),
-        port(DNS_PORT),
-        destination_is(LOCAL),
-    ]
-    .concat()
-}
-
-fn protocol(number: u8) -> Vec<Expr> {
-    vec![Expr::Meta(Meta::Protocol), Expr::Equal(vec![number])]
-}
-
-fn port(number: u16) -> Vec<Expr> {
-    vec![
-        Expr::Load(Load::transport(2, 2)),
-        Expr::Equal(number.to_be_bytes().to_vec()),
-    ]
-}
-
-fn destination_is(kind: u32) -> Vec<Expr> {
-    vec![
-        Expr::DestinationType,
-        Expr::Equal(kind.to_ne_bytes().to_vec()),
-    ]
-}
-
-fn known_connection() -> Vec<Expr> {
-    any_bit(Ct::State, ESTABLISHED_OR_RELATED)
-}
-
-fn unknown_connection() -> Vec<Expr> {
-    vec![
-        Expr::Ct(Ct::State),
-        Expr::Mask(ESTABLISHED_OR_RELATED.to_ne_bytes().to_vec()),
-        Expr::Equal(vec![0; 4]),
-    ]
-}
-
-fn translated() -> Vec<Expr> {
-    any_bit(Ct::Status, DESTINATION_TRANSLATED)
-}
-
-fn any_bit(key: Ct, bits: u32) -> Vec<Expr> {
-    vec![
-        Expr::Ct(key),
-        Expr::Mask(bits.to_ne_bytes().to_vec()),
-        Expr::NotEqual(vec![0; 4]),
-    ]
-}
-
-fn refuse() -> Vec<Expr> {
-    vec![Expr::COUNTER, Expr::Drop]
-}
-
-/// An interface name as the register holds it: IFNAMSIZ bytes, so that it matches exactly.
-pub(crate) fn interface(name: &str) -> Vec<u8> {
-    let mut bytes = name.as_bytes().to_vec();
-    bytes.resize(libc::IFNAMSIZ, 0);
-    bytes
 }
