@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done (or allowed, for `policy explain`), 1 failed, 2 wrong usage, 3 denied.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::app;
 use crate::config::Config;
+use crate::credential_upstream;
 use crate::telemetry::{self, LogFormat};
 
 mod policy;
@@ -43,6 +45,10 @@ enum Command {
     /// Run ZeroProxy: the TCP proxy, the DNS proxy and the local endpoints.
     #[command(after_long_help = CONFIG_HELP)]
     Zeroproxy(ZeroproxyArgs),
+    /// Serve what end-to-end tests of a cluster talk to: repositories, a vector search and an agent, some of which want
+    /// a token. Not for production.
+    #[command(after_long_help = UPSTREAM_HELP)]
+    CredentialUpstream(UpstreamArgs),
     /// Look at a runtime policy document without a proxy.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -56,6 +62,16 @@ struct ZeroproxyArgs {
     /// Read and check the configuration, say what was understood, and end.
     #[arg(long)]
     check: bool,
+}
+
+#[derive(Debug, Args)]
+struct UpstreamArgs {
+    /// Where it listens; ZeroProxy's `upstreams` lead names here.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:18090")]
+    listen: SocketAddr,
+    /// The folder with the files REPO_TOKEN and RAG_TOKEN.
+    #[arg(long, value_name = "FOLDER")]
+    credentials_dir: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
@@ -92,6 +108,17 @@ Examples:
       --host api.example.com --port 80 --method GET --path /v1/models
   agent-node policy explain policy.json --workload demo/coder --target rag-agent";
 
+const UPSTREAM_HELP: &str = "\
+By the name that a request is for:
+  git.example.com                  /public.git, for `git clone`
+  git.internal.example.com         /private.git; Authorization: Basic, x-access-token:REPO_TOKEN
+  api.example.com                  anything; Authorization: Bearer REPO_TOKEN
+  vector-db.internal.example.com   POST /query {\"query\": \"words\", \"top\": 3}; X-Api-Key: RAG_TOKEN
+  agent-server                     says who called (X-Agent-Caller)
+  any other name                   says what was asked
+/observed/NAME says how many requests came for a name, and how many brought the right token, another, or none.
+The header X-Upstream-Saw says it of one request. A token is never in an answer.";
+
 const CONFIG_HELP: &str = "\
 Fields of the configuration (docs/zeroproxy-config.md has units and reasons):
   policyFile, credentialsDir                    absolute paths; required
@@ -125,6 +152,9 @@ impl Cli {
             Command::Zeroproxy(args) => telemetry::init(&self.log, self.log_format)
                 .map_err(anyhow::Error::from)
                 .and_then(|()| zeroproxy(&args)),
+            Command::CredentialUpstream(args) => telemetry::init(&self.log, self.log_format)
+                .map_err(anyhow::Error::from)
+                .and_then(|()| credential_upstream::run(args.listen, &args.credentials_dir)),
             Command::Policy(PolicyCommand::Check { file, output }) => policy::check(&file, output),
             Command::Policy(PolicyCommand::Explain(args)) => match policy::explain_file(&args) {
                 Ok(true) => return ExitCode::SUCCESS,

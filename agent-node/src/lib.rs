@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod context;
 pub mod credential;
+pub mod credential_upstream;
 pub mod dns;
 pub mod drain;
 pub mod events;
