@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::apt::Apt;
 use crate::{cargo, run};
 
 /// A program and the Debian package that has it.
@@ -99,7 +100,39 @@ pub(crate) fn for_tests(all: bool) -> Result<()> {
         let needs: Vec<Need> = FOR_THE_DEMO.iter().chain(FOR_THE_TESTS).copied().collect();
         programs(&needs, &["python3-requests"])?;
     }
+    bpftool_for_tcx()?;
     require_go()
+}
+
+/// Tests attach TCX programs of others, which bookworm's bpftool (7.1) can't: then that of its backports (7.5) takes its place.
+fn bpftool_for_tcx() -> Result<()> {
+    let knows_tcx = || {
+        let help = Command::new("bpftool").args(["net", "help"]).output();
+        help.is_ok_and(|said| {
+            let text = [said.stdout, said.stderr].concat();
+            String::from_utf8_lossy(&text).contains("tcx_ingress")
+        })
+    };
+    if knows_tcx() {
+        return Ok(());
+    }
+    println!("xtask: bpftool of bookworm-backports: the one here doesn't know TCX");
+    let work = cache()?.join("bpftool");
+    fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
+    let package = Apt::new(&work, &["bookworm-backports"])
+        .and_then(|apt| apt.download("bpftool", &work))
+        .context("a bpftool that knows TCX can't be had: install 7.5 or later")?;
+    let mut install = Command::new("apt-get");
+    install
+        .args(["-qq", "install", "-y", "--no-install-recommends"])
+        .arg(&package)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(Stdio::null());
+    run(&mut install).with_context(|| format!("install {}", package.display()))?;
+    if !knows_tcx() {
+        bail!("the bpftool on PATH doesn't know TCX: install 7.5 or later");
+    }
+    Ok(())
 }
 
 /// Installs what the kernel matrix needs.
