@@ -101,7 +101,21 @@ pub(crate) fn for_tests(all: bool) -> Result<()> {
         programs(&needs, &["python3-requests"])?;
     }
     bpftool_for_tcx()?;
+    mount_bpffs()?;
     require_go()
+}
+
+/// Tests of the programs pin them in folders of their own on the bpf file system, which most machines mount at boot.
+fn mount_bpffs() -> Result<()> {
+    const AT: &str = "/sys/fs/bpf";
+    let kind = Command::new("stat").args(["-f", "-c", "%T", AT]).output();
+    let kind = kind.context("start stat")?.stdout;
+    if kind.trim_ascii() == b"bpf_fs" {
+        return Ok(());
+    }
+    println!("xtask: mount -t bpf bpf {AT}");
+    run(Command::new("mount").args(["-t", "bpf", "bpf", AT]))
+        .with_context(|| format!("the tests need a bpf file system at {AT}"))
 }
 
 /// Tests attach TCX programs of others, which bookworm's bpftool (7.1) can't: then that of its backports (7.5) takes its place.
