@@ -2,6 +2,7 @@
 //!
 //! What is there already is left alone and costs nothing. rust-src and bpf-linker are `build-ebpf`'s business.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -136,13 +137,7 @@ fn bpftool_for_tcx() -> Result<()> {
     let package = Apt::new(&work, &["bookworm-backports"])
         .and_then(|apt| apt.download("bpftool", &work))
         .context("a bpftool that knows TCX can't be had: install 7.5 or later")?;
-    let mut install = Command::new("apt-get");
-    install
-        .args(["-qq", "install", "-y", "--no-install-recommends"])
-        .arg(&package)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdout(Stdio::null());
-    run(&mut install).with_context(|| format!("install {}", package.display()))?;
+    apt_install([&package]).with_context(|| format!("install {}", package.display()))?;
     if !knows_tcx() {
         bail!("the bpftool on PATH doesn't know TCX: install 7.5 or later");
     }
@@ -266,16 +261,20 @@ fn programs(needs: &[Need], libraries: &[&str]) -> Result<()> {
     let policy = DaemonsStayDown::new()?;
     let mut update = Command::new("apt-get");
     run(update.args(["-q", "update"]).stdout(Stdio::null())).context("apt-get update")?;
+    apt_install(&packages).with_context(|| format!("type: {line}"))?;
+    drop(policy);
+    keep_down_after_boot(&packages)
+}
+
+/// Installs packages, by name or as files, without a question.
+fn apt_install(packages: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
     let mut install = Command::new("apt-get");
     install
         .args(["-qq", "install", "-y", "--no-install-recommends"])
-        .args(&packages);
-    install
+        .args(packages)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdout(Stdio::null());
-    run(&mut install).with_context(|| format!("type: {line}"))?;
-    drop(policy);
-    keep_down_after_boot(&packages)
+    run(&mut install)
 }
 
 /// Switches off what the packages that were installed just now would start at the next boot.
